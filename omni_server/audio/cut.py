@@ -1,4 +1,4 @@
-"""Long recordings in pieces that a model can hear at once."""
+"""Splits long recordings into pieces that fit a model."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +10,11 @@ _SHORTEST_SECONDS = 1.0
 def cut_at_pauses(
     samples: npt.NDArray[np.float32], sample_rate_hz: int, max_seconds: float
 ) -> list[npt.NDArray[np.float32]]:
-    """`samples` [num_samples] in consecutive pieces of at most `max_seconds`, which must be at least 3.
+    """Splits `samples` [num_samples] into consecutive pieces of at most `max_seconds`, which must be at least
+    3.
 
-    Each ends in the middle of the quietest 0.1 s of its last third, where speech most likely pauses. None but
-    the only one is shorter than a second.
+    Cuts in the middle of the quietest 0.1 s of a piece's last third, where speech most likely pauses. Only a
+    single piece may be shorter than a second.
     """
     longest, shortest = int(max_seconds * sample_rate_hz), int(_SHORTEST_SECONDS * sample_rate_hz)
     pieces: list[npt.NDArray[np.float32]] = []
@@ -27,7 +28,7 @@ def cut_at_pauses(
 
 
 def _quietest(samples: npt.NDArray[np.float32], first: int, end: int, frame: int) -> int:
-    """Middle of the frame with the least energy between `first` and `end`."""
+    """Returns the middle of the frame with the least energy between `first` and `end`."""
     num_frames = (end - first) // frame
     frames = samples[first : first + num_frames * frame].reshape(num_frames, frame)
     energy = np.einsum("ij,ij->i", frames, frames)

@@ -1,4 +1,4 @@
-"""Waveforms to the bytes of audio files, whole and piece by piece. Mono, 24 kHz, 16 bit."""
+"""Encodes waveforms as audio files, whole or piece by piece: mono, 24 kHz, 16-bit."""
 
 import io
 import struct
@@ -19,21 +19,21 @@ _BYTES_PER_SAMPLE = 2
 _WAV_HEADER_BYTES = 44
 _ONE_SAMPLE = np.zeros(1, dtype=np.int16)
 _UNKNOWN_DATA_BYTES = 0x7FFF_FFFF - (_WAV_HEADER_BYTES - 8)
-"""The data size of a WAV file whose length is not known yet. With it the RIFF size is 0x7FFFFFFF, which fits
-a signed 32-bit number; readers then take what is there. A size of 0 would read as an empty file, and
-0xFFFFFFFF would wrap around in the RIFF size."""
+"""The data size of a WAV file whose length is not known yet. It makes the RIFF size 0x7FFFFFFF, which fits a
+signed 32-bit number; readers then read what is there. A size of 0 would read as an empty file, and 0xFFFFFFFF
+would wrap around in the RIFF size."""
 
 
 @dataclass(frozen=True)
 class _Codec:
-    """FFmpeg's names of a container and an encoder."""
+    """FFmpeg's names for a container and an encoder."""
 
     container: str
     encoder: str
     bit_rate: int | None = None
     """Bits per second; None for a lossless encoder."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Of the container."""
+    """For the container."""
 
 
 _CODECS: dict[AudioFormat, _Codec] = {
@@ -45,10 +45,10 @@ _CODECS: dict[AudioFormat, _Codec] = {
 
 
 def to_int16(samples: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
-    """Samples [num_samples] in [-1, 1] as little-endian int16; what lies outside saturates.
+    """Converts samples [num_samples] in [-1, 1] to little-endian int16; values outside saturate.
 
-    The inverse of the division by 32768 that readers of 16-bit audio do. Raises `OmniError` if a sample is
-    not finite: that is a fault of the model and must not be played.
+    Inverts the division by 32768 in readers of 16-bit audio. Raises `OmniError` if a sample is not finite,
+    which is a fault of the model and must not be played.
     """
     scaled = np.rint(np.asarray(samples, dtype=np.float32) * np.float32(32768.0))
     if not np.isfinite(scaled).all():
@@ -58,10 +58,10 @@ def to_int16(samples: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
 
 
 def encode(samples: npt.NDArray[np.float32], format: AudioFormat) -> bytes:
-    """A complete file of `samples` [num_samples], float32 at 24 kHz.
+    """Returns a complete file of `samples`, float32 [num_samples] at 24 kHz.
 
     Without samples, `pcm16` is empty, `wav` is a header, and the other formats hold one sample of silence,
-    because readers refuse a file without any. Raises `OmniError` as `to_int16` does.
+    because readers refuse a file without any. Raises `OmniError` like `to_int16`.
     """
     pcm = to_int16(samples)
     if format == "pcm16":
@@ -76,11 +76,11 @@ def encode(samples: npt.NDArray[np.float32], format: AudioFormat) -> bytes:
 
 
 class StreamEncoder:
-    """Encodes a waveform piece by piece; the pieces joined are one file.
+    """Encodes a waveform piece by piece; the joined pieces are one file.
 
-    The file does not know its own length: a `wav` declares the greatest one, a `flac` none, and an `mp3`
-    lacks the frame that says how many samples to cut off at its ends, so players add up to 0.12 s of silence.
-    Encoding a second into one of the compressed formats takes milliseconds.
+    The file does not declare its real length: a `wav` declares the maximum, a `flac` none, and an `mp3` lacks
+    the frame with the number of samples to trim at its ends, so players add up to 0.12 s of silence. Encoding
+    a second to a compressed format takes milliseconds.
     """
 
     def __init__(self, format: AudioFormat) -> None:
@@ -92,13 +92,13 @@ class StreamEncoder:
 
     @property
     def is_quick(self) -> bool:
-        """Writing a second takes microseconds. Otherwise it belongs in a thread; others would wait."""
+        """Writing a second takes microseconds. Otherwise, write in a thread: others would wait."""
         return self._writer is None
 
     def write(self, samples: npt.NDArray[np.float32]) -> bytes:
-        """Bytes of the next samples [num_samples], the first time after the header.
+        """Returns the bytes of the next samples [num_samples], preceded by the header in the first call.
 
-        Raises `OmniError` as `to_int16` does.
+        Raises `OmniError` like `to_int16`.
         """
         if self._closed:
             raise ValueError("write after close")
@@ -110,7 +110,7 @@ class StreamEncoder:
         return self._outflow.take()
 
     def close(self) -> bytes:
-        """What is left: the header of a `wav` of which nothing was written, the last frames of the others."""
+        """Returns the rest: the header of a `wav` without samples, the last frames of other formats."""
         if self._writer is not None and not self._closed:
             self._writer.close()
         self._closed = True
@@ -118,14 +118,14 @@ class StreamEncoder:
 
 
 class _CompressedWriter:
-    """One file in one of `_CODECS`, written by FFmpeg. `file` need not be able to seek."""
+    """Writes one file in one of `_CODECS` with FFmpeg. `file` need not be seekable."""
 
     def __init__(self, file: "io.BytesIO | _Outflow", codec: _Codec) -> None:
         # Without bitexact, Ogg's stream number is random and files name the version of FFmpeg.
         options = {"fflags": "+bitexact", **codec.options}
         self._container = av.open(file, "w", format=codec.container, options=options)
-        # In PyAV, container and stream refer to each other until the container is closed; an answer that is
-        # given up would leave megabytes to the garbage collector, which does not see them.
+        # In PyAV, container and stream refer to each other until the container is closed; an abandoned answer
+        # would leave megabytes to the garbage collector, which does not see them.
         weakref.finalize(self, self._container.close)
         stream = self._container.add_stream(codec.encoder, rate=SAMPLE_RATE_HZ, layout="mono")
         assert isinstance(stream, av.AudioStream)
@@ -153,7 +153,7 @@ class _CompressedWriter:
 
 
 class _Outflow:
-    """A file that only grows, and from which everything written can be taken away at once."""
+    """An append-only file; `take` removes and returns what was written."""
 
     def __init__(self) -> None:
         self._new = bytearray()
@@ -163,13 +163,13 @@ class _Outflow:
         return len(data)
 
     def take(self) -> bytes:
-        """What has been written since the last call."""
+        """Returns the bytes written since the last call."""
         taken, self._new = bytes(self._new), bytearray()
         return taken
 
 
 def _wav_header(data_bytes: int) -> bytes:
-    """The 44 bytes before the samples of a RIFF/WAVE file with one `fmt ` and one `data` chunk."""
+    """Returns the 44-byte header of a RIFF/WAVE file with one `fmt ` and one `data` chunk."""
     byte_rate = SAMPLE_RATE_HZ * _BYTES_PER_SAMPLE
     bits = 8 * _BYTES_PER_SAMPLE
     riff = struct.pack("<4sI", b"RIFF", data_bytes + _WAV_HEADER_BYTES - 8)

@@ -1,4 +1,4 @@
-"""Waveforms through FFmpeg's filters, piece by piece: at another rate, or faster at the same pitch."""
+"""Filters waveforms with FFmpeg, piece by piece: to another rate, or faster at the same pitch."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -12,10 +12,10 @@ from omni_server.types import SAMPLE_RATE_HZ
 
 
 class _AudioFilter:
-    """A chain of filters. The pieces that it returns, joined, do not depend on how the input was cut."""
+    """A chain of filters. The joined output does not depend on how the input was split."""
 
     def __init__(self, rate_hz: int, filters: Sequence[tuple[str, str]]) -> None:
-        """`filters`: names and arguments, in FFmpeg's words. `rate_hz`: of the input."""
+        """`filters`: names and arguments in FFmpeg's syntax. `rate_hz`: of the input."""
         self._rate_hz = rate_hz
         self._graph = av.filter.Graph()
         nodes = [
@@ -29,7 +29,7 @@ class _AudioFilter:
         self._num_samples = 0
 
     def push(self, samples: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """The output [num_samples], float32, that `samples` [num_samples] complete; may be empty."""
+        """Returns the output, float32 [num_samples], that `samples` [num_samples] complete; may be empty."""
         if not samples.size:
             return samples
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples)[None], format="flt", layout="mono")
@@ -41,7 +41,7 @@ class _AudioFilter:
         return self._output()
 
     def flush(self) -> npt.NDArray[np.float32]:
-        """What is left of the output; nothing may follow."""
+        """Returns the rest of the output; nothing may follow."""
         self._graph.push(None)
         return self._output()
 
@@ -50,16 +50,16 @@ class _AudioFilter:
         while True:
             try:
                 pieces.append(self._graph.pull().to_ndarray()[0])
-            except (av.BlockingIOError, av.EOFError):  # it wants more input; it has had the last
+            except (av.BlockingIOError, av.EOFError):  # more input needed; end reached
                 return np.concatenate(pieces)
 
 
 class Resampler(_AudioFilter):
-    """Changes the sample rate, by FFmpeg's `aresample`.
+    """Changes the sample rate with FFmpeg's `aresample`.
 
-    Between 8, 16 and 24 kHz (measured): flat to 0.01 dB up to 0.85 of the lower rate's half; what lies above
-    that half is at least 73 dB down from 1.02 of it on; output follows input by 4.3 ms at most. (soxr's is
-    better still, 130 dB, but its blocks would tell of speech up to 115 ms later.)
+    Measured between 8, 16 and 24 kHz: flat to 0.01 dB up to 0.85 of the lower rate's half; at least 73 dB of
+    attenuation from 1.02 of that half on; at most 4.3 ms of delay. (soxr reaches 130 dB, but its blocks would
+    report speech up to 115 ms later.)
     """
 
     def __init__(self, from_hz: int, to_hz: int) -> None:
@@ -68,8 +68,8 @@ class Resampler(_AudioFilter):
 
 
 class TempoFilter(_AudioFilter):
-    """Makes a 24 kHz waveform `speed` times as fast, by FFmpeg's `atempo`. The output is as long as the input
-    divided by `speed`, give or take 0.1 s."""
+    """Makes a 24 kHz waveform `speed` times as fast with FFmpeg's `atempo`. The output length is the input
+    length divided by `speed`, within 0.1 s."""
 
     def __init__(self, speed: float) -> None:
         """`speed`: greater than 0."""
@@ -77,11 +77,11 @@ class TempoFilter(_AudioFilter):
 
 
 _MIN_FACTOR, _MAX_FACTOR = 0.5, 2.0
-"""Of one `atempo`: it refuses less, and beyond that it leaves samples out instead of blending them."""
+"""For one `atempo`: it refuses less, and beyond the maximum it drops samples instead of blending them."""
 
 
 def _factors(speed: float) -> list[float]:
-    """Their product is `speed`, and each is what one filter can do."""
+    """Returns factors for one filter each, whose product is `speed`."""
     factors = []
     while not _MIN_FACTOR <= speed <= _MAX_FACTOR:
         factors.append(min(max(speed, _MIN_FACTOR), _MAX_FACTOR))

@@ -1,6 +1,6 @@
-"""Whether a piece of a waveform can be audio made from codec tokens.
+"""Checks whether a piece of a waveform can be audio made from codec tokens.
 
-Two reductions over the samples, 5 us per second of audio; the third only where full scale is reached.
+Takes two reductions over the samples, 5 us per second of audio; a third only if full scale is reached.
 """
 
 import numpy as np
@@ -9,19 +9,19 @@ import numpy.typing as npt
 from omni_server.protocol.corruption import Corruption
 
 MAX_SHARE_AT_FULL_SCALE = 0.5
-"""Speech that is too loud reaches full scale at its peaks only. The decoder clips: of output that is not audio,
-it clips nearly all samples."""
+"""Speech that is too loud reaches full scale only at its peaks. The decoder clips nearly all samples of
+output that is not audio."""
 
 
 def waveform_fault(
     samples: npt.NDArray[np.float32], *, num_samples: int, is_varied: bool
 ) -> Corruption | None:
-    """What is wrong with `samples` `[num_samples]`; None if nothing is.
+    """Returns what is wrong with `samples` [num_samples], or None.
 
-    `is_varied`: the codec tokens that they were made of are not all the same. Then not all samples can be,
-    however silent they are: a vocoder's input starts from noise, and even without it each sample of a frame
-    has weights of its own. So samples that are all equal, zero or not, are what a broken vocoder makes and
-    never silence.
+    `is_varied`: the codec tokens they were made from are not all the same. Then the samples cannot all be
+    equal, even in silence: a vocoder's input starts from noise, and even without it each sample of a frame
+    has its own weights. So samples that are all equal, zero or not, come from a broken vocoder and are never
+    silence.
     """
     if samples.shape != (num_samples,):
         shape = "x".join(map(str, samples.shape))
@@ -29,7 +29,7 @@ def waveform_fault(
     if num_samples == 0:
         return None
     lowest, highest = float(samples.min()), float(samples.max())
-    if not (lowest >= -1 and highest <= 1):  # so that NaN, which both reductions keep, is found as well
+    if not (lowest >= -1 and highest <= 1):  # also catches NaN, which both reductions keep
         return Corruption("samples", f"samples from {lowest:g} to {highest:g}; full scale is -1 to 1")
     if lowest == highest and is_varied:
         return Corruption("flat", f"all {num_samples} samples are {lowest:g}, but the codec tokens differ")

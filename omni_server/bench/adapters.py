@@ -1,4 +1,4 @@
-"""How different servers want to be asked: one function each."""
+"""The request body for each kind of server, one function each."""
 
 import base64
 from collections.abc import Callable
@@ -12,13 +12,13 @@ Body = dict[str, JsonValue]
 """The JSON to post to `/v1/chat/completions`."""
 
 _CODEC_END_IDS = range(8194, 8448)
-"""Ids of the vocabulary of Qwen2.5-Omni's talker that are no codes. As stop ids they are barred until
-`min_tokens` are written."""
+"""Ids in the vocabulary of Qwen2.5-Omni's talker that are not codec tokens. As stop ids, they are barred
+until `min_tokens` are written."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What all requests of a run ask for, whatever the kind of server; each has a `Turn` of its own."""
+    """What all requests of a run share, whatever the kind of server; each has its own `Turn`."""
 
     model: str
     workload: Workload
@@ -58,10 +58,10 @@ def omni_server(question: Question, turn: Turn) -> Body:
 
 
 def vllm_omni(question: Question, turn: Turn) -> Body:
-    """vLLM-Omni 0.30: the voice is a field of its own; `sampling_params_list` has one entry per stage and
-    replaces the defaults of the stage, so that those of its deploy file for Qwen2.5-Omni are repeated here.
+    """vLLM-Omni 0.30: the voice is a separate field; `sampling_params_list` has one entry per stage and
+    replaces the stage's defaults, so those of its deploy file for Qwen2.5-Omni are repeated here.
 
-    Written after its source code; the lengths hold as vLLM's `SamplingParams` define them.
+    Follows its source code; the lengths are exact, as vLLM's `SamplingParams` define them.
     """
     body = openai_text(question, turn)
     workload = question.workload

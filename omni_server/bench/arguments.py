@@ -1,5 +1,5 @@
-"""The command line of `omni-server bench` and scripts/bench_serving. Imports the standard library only, so
-that `--help` answers without any environment."""
+"""The command line of `omni-server bench` and scripts/bench_serving. Imports only the standard library, so
+that `--help` works without any environment."""
 
 import argparse
 import sys
@@ -37,8 +37,8 @@ Exit code: 0, 1 if a request failed, 2 for a wrong command line, 130 after Ctrl-
 
 
 def fill(parser: argparse.ArgumentParser, program: str) -> None:
-    """Add the description, the examples (`program` is what to type), and all flags; what is parsed with them
-    goes through `check`."""
+    """Adds the description, the examples (`program` is what to type), and all flags. Pass the parsed
+    arguments to `check`."""
     parser.description = _DESCRIPTION
     parser.epilog = _EPILOG.format(program=program)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -187,8 +187,8 @@ def fill(parser: argparse.ArgumentParser, program: str) -> None:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """The command line of scripts/bench_serving. Exits with code 2 where the arguments are wrong or
-    contradict each other."""
+    """Parses the command line of scripts/bench_serving. Exits with code 2 if the arguments are wrong or
+    contradictory."""
     command = Parser(prog=sys.argv[0], allow_abbrev=False)
     fill(command, sys.argv[0])
     options, unknown = command.parse_known_args(arguments)
@@ -198,8 +198,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def check(command: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
-    """`args` with what follows from them filled in. Exits with code 2 where they contradict
-    each other."""
+    """Fills in the derived values of `args`. Exits with code 2 if they contradict each other."""
     if args.modalities is None:
         args.modalities = "text" if args.server == "openai-text" else "text,audio"
     if args.server == "openai-text" and args.modalities != "text":

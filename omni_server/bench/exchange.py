@@ -1,4 +1,4 @@
-"""One request and its streamed answer: when the parts arrived, and how a player would have played them."""
+"""One request and its streamed answer: arrival times, and playback by a simulated player."""
 
 import time
 from collections.abc import Sequence
@@ -14,33 +14,33 @@ from omni_server.client.stream import SAMPLE_RATE_HZ, Chunk, StreamError, Usage,
 
 _BYTES_PER_SAMPLE = 2
 _MAX_FAILURE_CHARS = 220
-"""Of a reason in the results."""
+"""Per failure reason in the results."""
 
 
 @dataclass(frozen=True)
 class AudioArrival:
-    """A part of the audio."""
+    """One piece of received audio."""
 
     time_s: float
-    """When it arrived, in seconds on any one clock."""
+    """Arrival time in seconds, on any one clock."""
     samples: int
-    """How many, at 24 kHz."""
+    """Number of samples at 24 kHz."""
 
 
 @dataclass(frozen=True)
 class Playback:
     underrun_s: float
-    """Total time for which the player stalled after it had begun."""
+    """Total time that the player stalled after it had started."""
     stalls: int
 
 
 def play(arrivals: Sequence[AudioArrival]) -> Playback:
-    """A player without a buffer: it begins with the first arrival, stalls whenever it runs out of samples,
-    and goes on with the next arrival. `arrivals` are in order of time and hold at least one sample each."""
+    """Simulates a player without a playout buffer: it starts with the first arrival, stalls when it runs out
+    of samples, and resumes with the next arrival. `arrivals`: in time order, none empty."""
     if not arrivals:
         return Playback(underrun_s=0.0, stalls=0)
-    # Samples are counted as integers since the last stall: sums of floats would see stalls in a stream
-    # without any.
+    # Samples since the last stall are counted as integers: float sums would show stalls in a stream without
+    # any.
     playing_since_s, samples = arrivals[0].time_s, arrivals[0].samples
     underrun_s, stalls = 0.0, 0
     for arrival in arrivals[1:]:
@@ -54,7 +54,7 @@ def play(arrivals: Sequence[AudioArrival]) -> Playback:
 
 
 def gaps(arrivals: Sequence[AudioArrival]) -> list[float]:
-    """Seconds between each arrival and the next."""
+    """Returns the seconds between consecutive arrivals."""
     return [later.time_s - earlier.time_s for earlier, later in pairwise(arrivals)]
 
 
@@ -66,7 +66,7 @@ class PreparedRequest:
 
 @dataclass
 class _Answer:
-    """What has arrived so far; times on the clock of `time.perf_counter`."""
+    """The answer so far; times are on the clock of `time.perf_counter`."""
 
     first_text_s: float | None = None
     text_deltas: int = 0
@@ -90,14 +90,14 @@ class _Answer:
             self.arrivals.append(AudioArrival(now_s, self.samples - before))
         if chunk.finish_reason is not None:
             self.finish_reason = chunk.finish_reason
-        # Some servers repeat the usage with every chunk, and with zeros on chunks of audio.
+        # Some servers repeat the usage in every chunk, with zeros in chunks of audio.
         if chunk.usage is not None and (
             self.usage is None or chunk.usage.text_tokens >= self.usage.text_tokens
         ):
             self.usage = chunk.usage
 
     def check(self, workload: Workload, sample_tolerance: int) -> None:
-        """Raises `StreamError` if this is not exactly as long as it was asked for."""
+        """Raises `StreamError` if the answer does not have the requested length."""
         if self.usage is None:
             raise StreamError("no usage in the stream")
         if self.usage.text_tokens != workload.text_tokens:
@@ -122,7 +122,7 @@ class Client:
     timeout_s: float
 
     async def send(self, request: PreparedRequest, level_began_s: float) -> RequestRow:
-        """Failures of the request are in the row. `level_began_s`: on the clock of `time.perf_counter`."""
+        """Reports failures in the row. `level_began_s`: on the clock of `time.perf_counter`."""
         answer = _Answer()
         failure = None
         timeout = aiohttp.ClientTimeout(total=self.timeout_s)

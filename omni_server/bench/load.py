@@ -1,4 +1,4 @@
-"""Load levels: which requests are sent when, how far the level is, and its result."""
+"""Load levels: when each request is sent, the level's progress, and its result."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from omni_server.bench.exchange import PreparedRequest
 from omni_server.bench.results import Level, LoadKind, RequestRow
 
 Send = Callable[[PreparedRequest, float], Coroutine[None, None, RequestRow]]
-"""Sends a request; the float is when the level began, on the clock of `time.perf_counter`."""
+"""Sends a request; the float is the level's start on the clock of `time.perf_counter`."""
 
 _TERMINAL_EVERY_S = 0.5
 _FILE_EVERY_S = 10.0
@@ -22,7 +22,7 @@ _FILE_EVERY_S = 10.0
 
 @dataclass
 class Progress:
-    """How far a level is; written by the level that runs."""
+    """The progress of a level, updated while it runs."""
 
     planned: int
     rows: list[RequestRow] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Progress:
     peak_in_flight: int = 0
 
     async def count(self, answer: Coroutine[None, None, RequestRow]) -> None:
-        """Awaits it. A request that is cancelled stays in flight: it counts as unfinished."""
+        """Awaits `answer`. A cancelled request stays in flight: it counts as unfinished."""
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         self.rows.append(await answer)
@@ -38,8 +38,8 @@ class Progress:
 
     @contextlib.asynccontextmanager
     async def shown(self, label: str, out: TextIO) -> AsyncIterator[None]:
-        """Within the block, writes to `out` now and then: on a terminal one line that changes, elsewhere line
-        after line."""
+        """Within the block, writes progress to `out` periodically: one changing line on a terminal, else
+        separate lines."""
         began_s = time.perf_counter()
         end = "\r" if out.isatty() else "\n"
 
@@ -91,7 +91,7 @@ async def open_loop(
     progress: Progress,
     stop: asyncio.Event,
 ) -> Level:
-    """Sends each request at its time of `arrivals_s`, whether or not earlier ones have been answered."""
+    """Sends each request at its time in `arrivals_s`, whether or not earlier ones have been answered."""
 
     async def caller(request: PreparedRequest, arrival_s: float, began_s: float) -> None:
         await asyncio.sleep(began_s + arrival_s - time.perf_counter())
@@ -109,8 +109,8 @@ async def _run(
     progress: Progress,
     stop: asyncio.Event,
 ) -> Level:
-    """Until all callers have finished or `stop` is set, which cancels the others. Each caller is given the
-    time at which the level begins."""
+    """Runs until all callers finish or `stop` is set, which cancels the others. Each caller receives the time
+    at which the level begins."""
     cpu_s, began_s = time.process_time(), time.perf_counter()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(caller(began_s)) for caller in callers]

@@ -25,15 +25,15 @@ from omni_server.client.discover import discover
 from omni_server.client.stream import open_session
 
 _KEEP_ALIVE_S = 2.0
-"""Less than servers keep idle connections (uvicorn: 5 s), so that no request meets one that is just being
+"""Shorter than the keep-alive of servers (uvicorn: 5 s), so that no request uses a connection being
 closed."""
 _INTERRUPTED = 130
 
 
 def run_command(args: argparse.Namespace, command: Sequence[str]) -> int:
-    """The exit code. `args`: from `omni_server.bench.arguments.check`; `command`: the words that were typed.
-    Prints results to stdout and progress to stderr. Raises `ConfigError` before any load for what cannot
-    work."""
+    """Returns the exit code. `args`: from `omni_server.bench.arguments.check`; `command`: the words as typed.
+    Prints results to stdout and progress to stderr. Raises `ConfigError` for invalid settings before any
+    load."""
     earlier = load_run(args.compare) if args.compare is not None else None
     if args.plot is not None:
         require_matplotlib()
@@ -51,7 +51,7 @@ def run_command(args: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def chosen_workload(args: argparse.Namespace) -> Workload:
-    """The named workload with what the command line changes."""
+    """Returns the named workload with the command line's changes."""
     changes = {
         name: value
         for name, value in vars(args).items()
@@ -64,7 +64,7 @@ def chosen_workload(args: argparse.Namespace) -> Workload:
 
 
 def shown_command(command: Sequence[str]) -> str:
-    """As typed, quoted for a shell, without the key and without the folder of the script."""
+    """Returns the command, quoted for a shell, without the key and the script's folder."""
     words = [Path(command[0]).name, *command[1:]]
     for position, word in enumerate(words):
         if word == "--api-key":
@@ -102,16 +102,16 @@ async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
 
 
 async def _run_levels(args: argparse.Namespace, question: Question, seed: int, client: Client) -> list[Level]:
-    """All levels; after Ctrl-C those that had begun, the last one with what was answered until then.
+    """Runs all levels. After Ctrl-C, returns those that had begun, the last one with the answers so far.
 
-    The process ignores any further Ctrl-C, which would take the results away. The same `seed` gives the same
+    The process ignores any further Ctrl-C, which would lose the results. The same `seed` gives the same
     requests and arrival times; prompts of different levels differ.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def interrupt() -> None:
-        # Blocked meanwhile: asyncio goes back to Python's own handler, which would end the run.
+        # SIGINT is blocked meanwhile: asyncio restores Python's own handler, which would end the run.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -125,7 +125,7 @@ async def _run_levels(args: argparse.Namespace, question: Question, seed: int, c
     for number, load in enumerate(args.concurrency or args.request_rate):
         label = level_label(kind, load)
         count = load * args.requests_per_client if kind == "closed" else args.num_requests
-        prepared = []  # all of them before the first one is sent
+        prepared = []  # all before the first one is sent
         for index in range(args.warmup + count):
             turn = make_turn(question.workload, np.random.default_rng([seed, number, index]))
             body = ADAPTERS[args.server](question, turn)
@@ -156,7 +156,7 @@ async def _run_levels(args: argparse.Namespace, question: Question, seed: int, c
 
 
 def _estimate(kind: LoadKind, load: float, count: int, levels: Sequence[Level]) -> str:
-    """How long the level will take, where it can be told."""
+    """Returns how long the level will take, if known."""
     if kind == "open":
         return f", about {count / load:.0f} s"
     if not levels or not levels[-1].requests_per_s:

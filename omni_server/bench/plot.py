@@ -19,7 +19,7 @@ _P99 = "#d95f02"
 
 
 def require_matplotlib() -> None:
-    """Raises `ConfigError` if it is not installed: before the load, not after it."""
+    """Raises `ConfigError` if matplotlib is missing: before the load, not after it."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
             "--plot needs matplotlib, which the extra 'bench' brings: pip install 'omni-server[bench]'"
@@ -27,7 +27,7 @@ def require_matplotlib() -> None:
 
 
 def plot(run: Run, targets: Targets, file: Path) -> None:
-    """Writes a PNG; the load levels stand at equal distances."""
+    """Writes a PNG with evenly spaced load levels."""
     from matplotlib.axes import Axes  # type: ignore[import-not-found, unused-ignore]
     from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
 

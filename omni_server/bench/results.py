@@ -1,4 +1,4 @@
-"""The results of a run, as the JSON file holds them. Times in seconds."""
+"""The results of a run, as in the JSON file. Times are in seconds."""
 
 import os
 import platform
@@ -28,22 +28,22 @@ class _Record(BaseModel):
 
 
 class RequestRow(_Record):
-    """One request. Times count from when it was sent, except `sent_s`."""
+    """One request. Times count from its sending, except `sent_s`."""
 
     index: int
     sent_s: float
     """Since the load level began."""
     failure: str | None
-    """Why the request does not count; the row holds what was measured until then."""
+    """Why the request does not count; the row holds the measurements until then."""
     ttft_s: float | None
-    """To the first text that is not empty; None if there was none."""
+    """To the first non-empty text; None if there was none."""
     ttfa_s: float | None
-    """To the first audio that is not empty."""
+    """To the first non-empty audio."""
     end_to_end_s: float
     """To the last byte."""
     text_deltas: int
     audio_gaps_s: list[float]
-    """Between each arrival of audio and the next."""
+    """Between consecutive arrivals of audio."""
     samples: int
     underrun_s: float
     stalls: int
@@ -59,7 +59,7 @@ class RequestRow(_Record):
 
     @property
     def rtf(self) -> float | None:
-        """Real-time factor: end-to-end time by the duration of the audio."""
+        """Real-time factor: end-to-end time divided by audio duration."""
         return self.end_to_end_s / self.audio_s if self.samples else None
 
     @property
@@ -75,9 +75,9 @@ class Percentiles(_Record):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "Percentiles | None":
-        """numpy's `linear` method: with the values sorted and numbered from 0 to n - 1, percentile q is the
-        value at (n - 1) * q / 100, between two neighbours in proportion. None where no value is known. With
-        few values p99 is close to the largest one."""
+        """Uses numpy's `linear` method: with the values sorted and numbered from 0 to n - 1, percentile q is
+        the value at (n - 1) * q / 100, interpolated between neighbours. Returns None if no value is known.
+        With few values, p99 is close to the largest one."""
         known = [value for value in values if value is not None]
         if not known:
             return None
@@ -86,22 +86,22 @@ class Percentiles(_Record):
 
 
 class Level(_Record):
-    """One load: of `kind` "closed", `load` clients that each send their next request when the last is
-    answered; of "open", requests that arrive at random at `load` per second, however many are in flight.
+    """One load level. "closed": `load` clients, each of which sends its next request when the last is
+    answered. "open": requests arrive at random, `load` per second, however many are in flight.
 
-    Percentiles, tokens and audio are those of the requests that did not fail.
+    Percentiles, tokens and audio cover only the requests that did not fail.
     """
 
     kind: LoadKind
     load: float
     interrupted: bool
     unfinished: int
-    """Requests in flight when the run was interrupted; they are not among the rows."""
+    """Requests in flight when the run was interrupted; they have no rows."""
     wall_s: float
     """From the first send to the last byte."""
     peak_in_flight: int
     client_cpu_s: float
-    """Processor time of the load generator itself."""
+    """CPU time of the load generator itself."""
     rows: list[RequestRow]
     ttft_s: Percentiles | None
     ttfa_s: Percentiles | None
@@ -163,7 +163,7 @@ class Level(_Record):
 
     @property
     def client_cores(self) -> float:
-        """How many cores the load generator kept busy."""
+        """Number of cores that the load generator kept busy."""
         return self.client_cpu_s / self.wall_s if self.wall_s > 0 else 0.0
 
 
@@ -172,7 +172,7 @@ class Host(_Record):
 
     cpu: str
     cores: int
-    """That this process may use."""
+    """Cores that this process may use."""
     gpus: list[str]
     """As nvidia-smi lists them; empty if it fails."""
     python: str
@@ -195,7 +195,7 @@ def _gpus() -> list[str]:
     try:
         answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
-        return []  # without the program, or without a driver
+        return []  # no nvidia-smi, or no driver
     return answer.stdout.splitlines()
 
 
@@ -204,7 +204,7 @@ class Server(_Record):
     base_url: str
     model: str
     version: str | None
-    """What `GET /version` answers, if it does."""
+    """The answer to `GET /version`, if any."""
 
 
 class Run(_Record):
@@ -221,7 +221,7 @@ class Run(_Record):
 
 
 def load_run(file: Path) -> Run:
-    """Raises `ConfigError` if `file` is not what an earlier run wrote."""
+    """Raises `ConfigError` if `file` does not hold an earlier run."""
     try:
         return Run.model_validate_json(file.read_bytes())
     except OSError as error:

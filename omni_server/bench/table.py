@@ -1,4 +1,4 @@
-"""The results as text."""
+"""Formats results as text."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from omni_server.bench.results import Level, Percentiles, Run
 
 BUSY_CORES = 0.5
-"""Above this share of a core, the load generator's own delays may distort its measurements."""
+"""Above this fraction of a core, the load generator's own delays may distort its measurements."""
 
 
 def table(run: Run) -> str:
-    """One column per load level, then the failures by reason, then the load generator's own effort."""
+    """Returns one column per load level, then the failures by reason and the load generator's CPU use."""
     rows = [["", *(level.label for level in run.levels)]]
     rows += [[name, *cells] for name, cells in _rows(run)]
     return "\n".join([*_aligned(rows), *_failures(run.levels), *_textless(run.levels), *_effort(run.levels)])
 
 
 def summary(level: Level) -> str:
-    """The medians of one load level and its throughput, in a line."""
+    """Returns the medians and throughput of a load level in one line."""
     medians = [
         f"{name} {_number(percentiles.p50)}{' s' if unit else ''}"
         for name, unit, percentiles in _distributions(level)
@@ -30,7 +30,7 @@ def summary(level: Level) -> str:
 
 
 def comparison(run: Run, earlier: Run) -> str:
-    """The load levels that both runs have, side by side."""
+    """Compares the load levels that both runs have."""
     lines = [f"compared with {earlier.date}: {earlier.server.adapter}, {earlier.command}"]
     now_asked, then_asked = run.workload.model_dump(), earlier.workload.model_dump()
     different = [
@@ -56,7 +56,7 @@ def comparison(run: Run, earlier: Run) -> str:
 
 
 def _distributions(level: Level) -> list[tuple[str, str, Percentiles | None]]:
-    """Name, unit and values, in the order of the table."""
+    """Returns name, unit and values in table order."""
     return [
         ("TTFT", "s", level.ttft_s),
         ("TTFA", "s", level.ttfa_s),
@@ -111,7 +111,7 @@ def _failures(levels: Sequence[Level]) -> list[str]:
 
 
 def _textless(levels: Sequence[Level]) -> list[str]:
-    """Answers may have tokens that no text shows, such as special ones or halves of a character."""
+    """Answers may have tokens without text, such as special tokens or halves of a character."""
     return [
         f"{level.label}: {count} answers without any text; their TTFT is not known"
         for level in levels

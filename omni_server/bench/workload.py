@@ -1,5 +1,4 @@
-"""What is asked: the workloads W1, W2 and W3, the turns of which they consist, and the speech-like audio in
-them."""
+"""The workloads W1, W2 and W3, their turns, and the speech-like audio in them."""
 
 import io
 import wave
@@ -13,16 +12,16 @@ WorkloadName = Literal["W1", "W2", "W3"]
 Modalities = Literal["text", "text,audio"]
 
 SAMPLES_PER_CODE = 480
-"""Of Qwen2.5-Omni's code2wav: two mel frames per code, 240 samples per mel frame."""
+"""In Qwen2.5-Omni's code2wav: two mel frames per codec token, 240 samples per mel frame."""
 QUESTION_SAMPLE_RATE = 16_000
-"""Of the audio in questions."""
+"""Rate of question audio in Hz."""
 SYSTEM_PROMPT = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving "
     "auditory and visual inputs, as well as generating text and speech."
 )
 _FIXED_PROMPT_TOKENS = 52
-"""Roughly those of the system prompt, the words in front of it and the chat template; the sentence is the
-rest."""
+"""Approximate tokens of the system prompt, the words before it and the chat template; the rest is the
+sentence."""
 _COMMON_WORDS = (
     "time year people way day man thing woman life child world school state family student group country "
     "problem hand part place case week company system program question work government number night point "
@@ -45,34 +44,34 @@ _HARMONICS_UP_TO_HZ = 4000.0
 
 
 class Workload(BaseModel):
-    """One kind of request, with exact lengths of the answer."""
+    """One kind of request, with exact answer lengths."""
 
     model_config = ConfigDict(frozen=True)
 
     name: WorkloadName
     modalities: Modalities
     prompt_tokens: int
-    """Of the text, approximately: most of its words are one token."""
+    """Approximate tokens of the text: most words are one token."""
     audio_seconds: float
-    """Of audio in the question; 0 for none."""
+    """Audio in the question; 0 for none."""
     text_tokens: int
     codec_tokens: int
-    """0 where no speech is asked for."""
+    """0 if no speech is requested."""
 
     @property
     def expected_samples(self) -> int:
-        """Of the answer's speech, at 24 kHz."""
+        """Samples of the answer's speech, at 24 kHz."""
         return self.codec_tokens * SAMPLES_PER_CODE
 
 
 class Turn(BaseModel):
-    """What one request says."""
+    """The content of one request."""
 
     model_config = ConfigDict(frozen=True)
 
     system: str
     text: str
-    """"" where the question is spoken."""
+    """"" if the question is spoken."""
     wav: bytes | None
 
 
@@ -89,8 +88,8 @@ WORKLOADS: dict[WorkloadName, Workload] = {
 
 
 def make_turn(workload: Workload, rng: np.random.Generator) -> Turn:
-    """A turn that differs from every other one from its first words on, and in its audio, so that no prefix
-    cache or media cache can answer it."""
+    """Returns a turn that differs from all others from its first words on, and in its audio, so that no
+    prefix cache or media cache can serve it."""
     words = max(workload.prompt_tokens - _FIXED_PROMPT_TOKENS, 0 if workload.audio_seconds else 1)
     tag = " ".join(rng.choice(_WORDS, size=5))
     return Turn(
@@ -101,7 +100,7 @@ def make_turn(workload: Workload, rng: np.random.Generator) -> Turn:
 
 
 def speech_like(seconds: float, rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """Audio that an audio encoder takes for speech, without a recording: harmonics of a wandering pitch under
+    """Synthesises audio that an audio encoder treats as speech: harmonics of a wandering pitch under
     vowel-like formants, about 4.5 syllables per second, with a little breath noise.
 
     Returns mono float32 [round(seconds * 16000)] within -0.5 to 0.5. The same state of `rng` gives the same
@@ -127,7 +126,7 @@ def speech_like(seconds: float, rng: np.random.Generator) -> npt.NDArray[np.floa
 
 
 def wav_file(samples: npt.NDArray[np.float32]) -> bytes:
-    """A mono 16-bit WAV file at 16 kHz of float samples [n] within -1 to 1."""
+    """Returns a mono 16-bit WAV file at 16 kHz of float samples [n] in [-1, 1]."""
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setnchannels(1)

@@ -7,7 +7,7 @@ from omni_server.client.stream import SAMPLE_RATE_HZ, Chunk
 
 @dataclass
 class Received:
-    """What has arrived so far. Times in seconds since the question was sent, None until it happens."""
+    """The answer so far. Times are in seconds since the question was sent, None until they are known."""
 
     text: str = ""
     audio: bytearray = field(default_factory=bytearray)
@@ -32,7 +32,7 @@ class Received:
         self.audio += chunk.samples
 
     def summary(self) -> str:
-        """Its times: `first text 0.12 s, first audio 0.34 s, 4.10 s of speech in 1.02 s`."""
+        """Returns its times: `first text 0.12 s, first audio 0.34 s, 4.10 s of speech in 1.02 s`."""
         parts = [] if self.text or self.audio else ["nothing was said"]
         if self.first_text_s is not None:
             parts.append(f"first text {self.first_text_s:.2f} s")

@@ -1,4 +1,4 @@
-"""The turns so far, the files that go with a question, and the request that asks the next one."""
+"""The turns so far, the files attached to a question, and the request for the next answer."""
 
 import base64
 import mimetypes
@@ -17,7 +17,7 @@ _INPUT_AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus", "webm", "m4a", "mp4
 
 
 def media_part(kind: MediaKind, file: Path) -> JsonValue:
-    """The content part that sends `file` inside the request. Raises `ConfigError` if it cannot be read."""
+    """Returns the content part with the file's bytes. Raises `ConfigError` if it is unreadable or empty."""
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -40,12 +40,12 @@ class Conversation:
     """None: text only."""
     system: str | None = None
     max_tokens: int | None = None
-    """Of the text."""
+    """For the text."""
     history: list[JsonValue] = field(default_factory=list)
-    """Messages of the turns that have been answered; one that failed leaves nothing."""
+    """Messages of the answered turns; a failed turn leaves nothing."""
 
     def body(self, question: JsonValue) -> dict[str, JsonValue]:
-        """The streamed request that asks `question`, the content of a user's message."""
+        """Returns the streaming request for `question`, the content of a user message."""
         messages = [*self.history, {"role": "user", "content": question}]
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
@@ -58,5 +58,5 @@ class Conversation:
         return body
 
     def add(self, question: JsonValue, text: str) -> None:
-        """`question` has been answered with `text`."""
+        """Records `text` as the answer to `question`."""
         self.history += [{"role": "user", "content": question}, {"role": "assistant", "content": text}]

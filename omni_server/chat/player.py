@@ -1,4 +1,4 @@
-"""Where the audio of answers goes: to an audio player, if one is installed, and to WAV files."""
+"""Sends the audio of answers to an audio player, if one is installed, and to WAV files."""
 
 import asyncio
 import shutil
@@ -13,15 +13,16 @@ from omni_server.errors import ConfigError
 PLAYERS = {
     "aplay": "-q -t raw -f S16_LE -r 24000 -c 1 -",
     "paplay": "--raw --format=s16le --rate=24000 --channels=1",
-    # One channel is the default of its raw demuxer; the option for it has changed between versions.
+    # Its raw demuxer defaults to one channel; the option for that varies by version.
     "ffplay": "-nodisp -autoexit -loglevel error -f s16le -sample_rate 24000 -i -",
     "play": "-q -t raw -r 24000 -e signed -b 16 -c 1 -",
 }
-"""Programs that play raw 16-bit mono samples at 24 kHz from stdin, by preference; `play` is SoX's."""
+"""Programs that play raw 16-bit mono samples at 24 kHz from stdin, in order of preference; `play` is
+SoX's."""
 
 
 def find_player() -> tuple[str, ...] | None:
-    """The command of the first program that is on PATH."""
+    """Returns the command of the first program on PATH."""
     for name, arguments in PLAYERS.items():
         if (path := shutil.which(name)) is not None:
             return (path, *arguments.split())
@@ -43,12 +44,12 @@ class Player:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process only
+            start_new_session=True,  # Ctrl-C must reach this process only
         )
         return cls(process, lambda reason: on_failure(f"{command[0]} does not play: {reason}"))
 
     async def write(self, samples: bytes) -> None:
-        """Never waits for the program: what it has not read yet is buffered here."""
+        """Never waits for the program: unread samples are buffered here."""
         assert self._process.stdin is not None
         if self._process.returncode is not None:
             await self._fail()
@@ -66,7 +67,7 @@ class Player:
             await self._fail()
 
     async def stop(self) -> None:
-        """Ends playback at once."""
+        """Stops playback immediately."""
         if self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
@@ -81,7 +82,7 @@ class Recordings:
     """Numbered WAV files in a folder; existing files are kept."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes the folder. Raises `ConfigError` if that fails."""
+        """Creates the folder. Raises `ConfigError` if that fails."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -90,7 +91,7 @@ class Recordings:
         self._number = 0
 
     def save(self, samples: bytes) -> Path:
-        """`samples`: 16-bit mono at 24 kHz. Returns the file, or raises `ConfigError`."""
+        """`samples`: 16-bit mono at 24 kHz. Returns the path. Raises `ConfigError`."""
         while True:
             self._number += 1
             path = self._folder / f"answer-{self._number:03}.wav"

@@ -1,4 +1,4 @@
-"""A conversation from the options to its end: where questions come from, and how answers are shown."""
+"""A conversation from the options to its end: reads questions, and shows and plays answers."""
 
 import asyncio
 import json
@@ -21,10 +21,10 @@ from omni_server.client.stream import StreamError, open_session, stream_chunks
 from omni_server.errors import ConfigError
 
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=120)
-"""No limit in total: a long answer may take minutes, and a working server sends keep-alive comments."""
+"""No total limit: a long answer may take minutes, and a working server sends keep-alive comments."""
 _CLOSING_S = 0.02
-"""Connections are closed by the event loop, which does not run while the user types. Without this time for
-it, a server would go on with an answer that was stopped."""
+"""The event loop closes connections, but does not run while the user types. Without this delay, a server
+would continue an answer that was stopped."""
 _CONTROL = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 """Characters that would control the terminal."""
 _HELP = """\
@@ -39,7 +39,7 @@ _MEDIA: dict[str, MediaKind] = {"/audio": "audio", "/image": "image", "/video": 
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """What the command line asked for."""
+    """Options of the command line."""
 
     url: str
     """With or without /v1."""
@@ -54,7 +54,7 @@ class ChatOptions:
     save: Path | None = None
     plays: bool = True
     media: tuple[tuple[MediaKind, Path], ...] = ()
-    """Files that go with the first question."""
+    """Files to send with the first question."""
 
 
 @dataclass
@@ -68,11 +68,11 @@ class Chat:
     player: tuple[str, ...] | None
     recordings: Recordings | None
     attached: list[JsonValue] = field(default_factory=list)
-    """Parts that go with the next question."""
+    """Parts to send with the next question."""
 
     def answer(self, words: str) -> bool:
         """Asks, shows and plays the answer; returns whether it was complete. Ctrl-C stops it: raises
-        `KeyboardInterrupt` when playback has stopped, and keeps what had been said."""
+        `KeyboardInterrupt` when playback has stopped, and keeps the text so far."""
         question: JsonValue = words
         if self.attached:
             question = [*self.attached, {"type": "text", "text": words}] if words else [*self.attached]
@@ -134,7 +134,7 @@ class Chat:
 
 
 def open_chat(options: ChatOptions) -> Chat:
-    """Raises `ConfigError` if no server answers, and for files that cannot be sent or written."""
+    """Raises `ConfigError` if no server answers or a file cannot be read or written."""
     attached = [media_part(kind, file) for kind, file in options.media]
     recordings = Recordings(options.save) if options.save is not None else None
     runner = asyncio.Runner()
@@ -154,7 +154,7 @@ def open_chat(options: ChatOptions) -> Chat:
 
 
 def describe(chat: Chat, options: ChatOptions) -> str:
-    """Model, server and voice, and what happens to the audio."""
+    """Describes model, server, voice and where the audio goes."""
     words = f"{chat.conversation.model} at {chat.url.removesuffix('/v1/chat/completions')}"
     voice = chat.conversation.voice
     if voice is None:
@@ -169,14 +169,14 @@ def describe(chat: Chat, options: ChatOptions) -> str:
 
 
 def tell(line: str) -> None:
-    """To stderr: stdout is for what the model says."""
+    """Writes to stderr: stdout is for the model's words."""
     sys.stdout.flush()
     sys.stderr.write(_shown(line) + "\n")
     sys.stderr.flush()
 
 
 def converse(chat: Chat, questions: Iterable[str]) -> int:
-    """0 if every question was answered, else 1. Ctrl-C ends it."""
+    """Returns 0 if every question was answered, else 1. Ctrl-C ends it."""
     exit_code = 0
     for words in questions:
         if (words or chat.attached) and not chat.answer(words):
@@ -185,8 +185,8 @@ def converse(chat: Chat, questions: Iterable[str]) -> int:
 
 
 def talk(chat: Chat) -> int:
-    """Questions and commands from the prompt, until the user ends it. 0, or 130 after Ctrl-C at the
-    prompt."""
+    """Runs questions and commands from the prompt until the user ends it. Returns 0, or 130 after Ctrl-C
+    there."""
     while True:
         try:
             line = input("> ").strip()
@@ -204,7 +204,7 @@ def talk(chat: Chat) -> int:
             try:
                 chat.answer(line)
             except KeyboardInterrupt:
-                continue  # the answer has stopped; the conversation goes on
+                continue  # the answer has stopped; the conversation continues
 
 
 def _run_command(chat: Chat, line: str) -> None:
@@ -236,5 +236,5 @@ def _shown(text: str) -> str:
 
 
 async def _open_session(api_key: str | None) -> aiohttp.ClientSession:
-    # One connection per question: servers close idle ones, which this loop would not see while it is stopped.
+    # One connection per question: servers close idle ones, which this loop would not notice while stopped.
     return open_session(api_key, aiohttp.TCPConnector(force_close=True))

@@ -1,6 +1,6 @@
-"""What programs that talk to a server over HTTP share: `omni-server bench` and `omni-server chat`.
+"""Code shared by the HTTP clients `omni-server bench` and `omni-server chat`.
 
-Nothing of the server is imported here: it is known by its answers only.
+Imports nothing from the server, which is known only by its responses.
 """
 
 DEFAULT_URL = "http://127.0.0.1:8091"

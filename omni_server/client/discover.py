@@ -31,7 +31,7 @@ class Served:
     voice: str
     version: str | None
     voices: tuple[str, ...] = ()
-    """As `/v1/models` lists them; empty where the model only writes, and for servers that list none."""
+    """As `/v1/models` lists them; empty for text-only models and for servers that list none."""
 
 
 async def discover(
@@ -41,8 +41,8 @@ async def discover(
     voice: str | None,
     timeout_s: float = 30.0,
 ) -> Served:
-    """`model` and `voice` are taken as given; None takes what `/v1/models` lists first. Raises
-    `ConfigError` if no server answers there, or one answers with something else."""
+    """Uses `model` and `voice` as given; None selects the first that `/v1/models` lists. Raises `ConfigError`
+    if no server answers, or if the answer is unexpected."""
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     url = f"{base_url}/v1/models"
     try:
@@ -73,7 +73,7 @@ async def discover(
     chosen = next((listed for listed in models if model in (None, listed.id)), None)
     voices = chosen.voices if chosen is not None else []
     return Served(
-        # A name that is not listed may still be served: the requests will show it.
+        # An unlisted model may still be served: the requests will show it.
         model=chosen.id if chosen is not None else str(model),
         voice=voice if voice is not None else next(iter(voices), _DEFAULT_VOICE),
         version=version,

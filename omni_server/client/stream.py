@@ -1,4 +1,4 @@
-"""One streamed chat completion, as a client reads it: server-sent events, and the chunks that they hold."""
+"""One streamed chat completion, as a client reads it: server-sent events and their chunks."""
 
 import base64
 import io
@@ -13,13 +13,13 @@ import aiohttp
 from pydantic import AliasPath, BaseModel, Field, ValidationError
 
 SAMPLE_RATE_HZ = 24_000
-"""Of the answers' audio."""
+"""Rate of answer audio."""
 _READ_BUFFER_BYTES = 2**20
 _DONE = b"[DONE]"
 
 
 class StreamError(Exception):
-    """There is no answer, or it is incomplete. The message is the reason, the same for equal failures."""
+    """The answer is missing or incomplete. The message is the reason, identical for equal failures."""
 
 
 class _ErrorObject(BaseModel):
@@ -39,7 +39,7 @@ class _Choice(BaseModel):
 
 
 class Usage(BaseModel):
-    """What the server says it read and wrote; None if it does not say."""
+    """Token counts that the server reports; None if it reports none."""
 
     prompt_tokens: int
     cached_tokens: Annotated[
@@ -62,19 +62,19 @@ class Usage(BaseModel):
 
 
 class Chunk(BaseModel):
-    """The fields that are read here, with their types; others are skipped."""
+    """The fields that are read here; others are ignored."""
 
     choices: list[_Choice] = []
     usage: Usage | None = None
     error: _ErrorObject | str | None = None
     modality: str | None = None
-    """vLLM-Omni's (0.30): whether `delta.content` is "text" or "audio", the base64 of a complete WAV file."""
+    """Set by vLLM-Omni (0.30): `delta.content` is "text", or "audio", the base64 of a complete WAV file."""
 
     @cached_property
     def text(self) -> str:
         if self.modality == "audio":
             return ""
-        # A server may send the text of a spoken answer as content, too, in addition to the transcript.
+        # A server may send the text of a spoken answer both as content and as transcript.
         return "".join(choice.delta.transcript or choice.delta.content or "" for choice in self.choices)
 
     @cached_property
@@ -92,8 +92,8 @@ class Chunk(BaseModel):
 
     @classmethod
     def parse(cls, data: bytes) -> "Chunk":
-        """One event's data. Raises `StreamError` if it is not a chunk, or if it is an error that the server
-        reports."""
+        """Parses one event's data. Raises `StreamError` if it is not a chunk, or if the server reports an
+        error."""
         try:
             chunk = cls.model_validate_json(data)
         except ValidationError as error:
@@ -107,27 +107,27 @@ class Chunk(BaseModel):
 
 
 class _ErrorBody(BaseModel):
-    """Of a response whose status is not 200."""
+    """Body of a response whose status is not 200."""
 
     error: _ErrorObject
 
 
 class EventParser:
-    """Collects the `data` of server-sent events from bytes that may be cut anywhere. Skips comments and other
-    fields.
+    """Collects the `data` of server-sent events from bytes that may be split anywhere. Skips comments and
+    other fields.
 
-    Lines end in LF or CR LF. A lone CR, which the standard allows as well, does not end a line here: servers
+    Lines end in LF or CR LF. A lone CR, which the standard also allows, does not end a line here: servers
     that send JSON do not use it.
     """
 
     def __init__(self) -> None:
         self._unfinished: list[bytes] = []
-        """Parts of a line without its end; joined once, so that the cost of a long line grows with its length
-        only."""
+        """Parts of an incomplete line; joined once, so that the cost of a long line is linear in its
+        length."""
         self._data: list[bytes] = []
 
     def feed(self, part: bytes) -> list[bytes]:
-        """The data of every event that `part` completes, in order."""
+        """Returns the data of every event that `part` completes, in order."""
         if b"\n" not in part:
             self._unfinished.append(part)
             return []
@@ -156,11 +156,11 @@ def open_session(api_key: str | None, connector: aiohttp.TCPConnector) -> aiohtt
 async def stream_chunks(
     session: aiohttp.ClientSession, url: str, body: bytes, timeout: aiohttp.ClientTimeout
 ) -> AsyncGenerator[tuple[Chunk, float], None]:
-    """Posts `body` (JSON) to `url`. Yields each chunk before `[DONE]`, and when it arrived, on the clock of
+    """Posts `body` (JSON) to `url`. Yields each chunk before `[DONE]` with its arrival time on the clock of
     `time.perf_counter`; ends with the last byte of the response.
 
-    Raises `StreamError` if there is no answer, if it ends early or holds something else, and `TimeoutError`
-    as `timeout` says.
+    Raises `StreamError` if the answer is missing, incomplete or malformed, and `TimeoutError` according to
+    `timeout`.
     """
     parser = EventParser()
     is_done = False
@@ -170,7 +170,7 @@ async def stream_chunks(
             if response.status != 200:
                 raise StreamError(f"HTTP {response.status}: {error_message(await response.read())}")
             async for part in response.content.iter_any():
-                arrived_s = time.perf_counter()  # before any parsing, whose time is not the server's
+                arrived_s = time.perf_counter()  # before parsing, whose time is not the server's
                 for data in parser.feed(part):
                     is_done = is_done or data == _DONE
                     if not is_done:
@@ -178,7 +178,7 @@ async def stream_chunks(
     except aiohttp.ClientPayloadError as error:
         raise StreamError("the connection broke in the middle of the answer") from error
     except TimeoutError:
-        raise  # some of aiohttp's are client errors as well
+        raise  # some of aiohttp's timeouts are client errors too
     except aiohttp.ClientError as error:
         raise StreamError(f"the server cannot be reached: {why_unreachable(error)}") from error
     if not is_done:
@@ -193,7 +193,7 @@ def _decoded(audio: str | None) -> bytes:
 
 
 def _wav_samples(file: bytes) -> bytes:
-    """The samples of a WAV file; bytes without a RIFF header are taken for samples."""
+    """Returns the samples of a WAV file. Bytes without a RIFF header are samples already."""
     if not file.startswith(b"RIFF"):
         return file
     try:
@@ -208,7 +208,7 @@ def _wav_samples(file: bytes) -> bytes:
 
 
 def error_message(body: bytes) -> str:
-    """Of a response whose status is not 200: its message, or its first 200 bytes if it has none."""
+    """Returns the message of an error response, or its first 200 bytes if it has none."""
     try:
         return _ErrorBody.model_validate_json(body).error.message
     except ValidationError:
@@ -216,7 +216,7 @@ def error_message(body: bytes) -> str:
 
 
 def why_unreachable(error: aiohttp.ClientError | TimeoutError) -> str:
-    """In words for the person who asked. aiohttp's own messages are for developers: `Cannot connect to host
+    """Describes the error for users. aiohttp's own messages are for developers: `Cannot connect to host
     127.0.0.1:8091 ssl:default [...]`."""
     if isinstance(error, TimeoutError):
         return "no answer in time"

@@ -1,6 +1,6 @@
-"""Bytes of media items, and where they come from, to the arrays that requests carry.
+"""Reads media items from their sources and decodes them to the arrays that requests carry.
 
-`decode_audio`, `count_samples`, `decode_image` and `decode_video` do blocking work of up to seconds: call
-them in a thread. Each raises `InvalidRequestError`, without `param`, for whatever bytes it cannot use; the
-message never holds a path, a traceback or the words of a decoding library.
+`decode_audio`, `count_samples`, `decode_image` and `decode_video` block for up to seconds: call them in a
+thread. Each raises `InvalidRequestError`, without `param`, for bytes that it cannot use; the message never
+contains a path, a traceback or text of a decoding library.
 """

@@ -1,5 +1,5 @@
-"""Audio files to mono waveforms: with libsndfile, or, for WebM, Matroska, MP4, M4A and QuickTime, by FFmpeg
-in a process of its own."""
+"""Decodes audio files to mono waveforms: with libsndfile, or, for WebM, Matroska, MP4, M4A and QuickTime,
+with FFmpeg in a separate process."""
 
 import io
 from collections.abc import Iterable, Iterator
@@ -21,15 +21,15 @@ _MAX_CHANNELS = 8
 _BLOCK_FRAMES = 1 << 16
 _SAMPLE_BYTES = 4
 _UNKNOWN_FRAMES = (1 << 63) - 1
-"""libsndfile's `SF_COUNT_MAX`: the length that it reports for a FLAC stream written to a pipe, which it cannot
-read either."""
+"""libsndfile's `SF_COUNT_MAX`: the length that it reports for a FLAC stream written to a pipe, which it
+cannot read."""
 
 _MODULE = Path(__file__).with_name("read_audio_track.py")
 _HEADER_BYTES = 8
 _DAMAGED, _NO_AUDIO = 3, 4
-"""The module's exit statuses, and the size of its `HEADER`: to import it would load FFmpeg."""
+"""The module's exit statuses and the size of its `HEADER`: importing it would load FFmpeg."""
 _MAX_MEMORY_BYTES = 512 * 1024 * 1024
-"""Of the process's addresses. Python, FFmpeg and a decoder take 150 MiB of them."""
+"""Address space of the process. Python, FFmpeg and a decoder use 150 MiB of it."""
 
 
 def decode_audio(
@@ -38,14 +38,14 @@ def decode_audio(
     declared_format: str | None = None,
     cancellation: Cancellation | None = None,
 ) -> AudioPart:
-    """The waveform at the file's own rate, what lies outside [-1, 1] clipped, its channels averaged.
+    """Returns the waveform at the file's own rate, clipped to [-1, 1], with its channels averaged.
 
-    Takes WAV, FLAC, Ogg (Opus, Vorbis, FLAC), MP3, WebM and Matroska, MP4 (M4A, QuickTime), recognised by
-    their bytes; of several audio tracks the first. `declared_format` counts only where it is "pcm16" or "pcm"
-    and the bytes have no file header: then they are int16, little-endian, mono, 24 kHz.
+    Accepts WAV, FLAC, Ogg (Opus, Vorbis, FLAC), MP3, WebM and Matroska, MP4 (M4A, QuickTime), detected from
+    the bytes, and uses the first audio track. `declared_format` matters only if it is "pcm16" or "pcm" and
+    the bytes have no file header: then they are int16, little-endian, mono, 24 kHz.
 
-    Raises `InvalidRequestError` with code `invalid_audio`. `cancellation` ends a process that decodes, not
-    this one's own work.
+    Raises `InvalidRequestError` with code `invalid_audio`. `cancellation` ends a decoding process, but not
+    decoding in this process.
     """
     samples = bytearray()
     with _open(data, declared_format, limits, cancellation) as (rate, _, blocks):
@@ -58,10 +58,10 @@ def decode_audio(
 
 
 def count_samples(data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None) -> int:
-    """How many samples `decode_audio` gives of a file, without keeping them. By its header alone, where that
-    tells: a damaged file may give fewer.
+    """Counts the samples that `decode_audio` would return, without keeping them. Uses the header alone if it
+    declares them: a damaged file may have fewer.
 
-    Raises `InvalidRequestError` as `decode_audio` does, for what the header shows.
+    Raises `InvalidRequestError` as `decode_audio` does, for faults that the header shows.
     """
     with _open(data, None, limits, cancellation) as (rate, declared, blocks):
         if declared is not None:
@@ -81,15 +81,15 @@ _Blocks = Iterable[npt.NDArray[np.float32]]
 def _open(
     data: bytes, declared_format: str | None, limits: MediaLimits, cancellation: Cancellation | None
 ) -> Iterator[tuple[int, int | None, _Blocks]]:
-    """The rate in Hz, the number of samples that a trusted header declares, and the samples.
+    """Yields the rate in Hz, the number of samples if a trusted header has it, and the samples.
 
-    Raises `InvalidRequestError` unless it is an audio file within the limits, also from inside the block.
+    Raises `InvalidRequestError`, also inside the block, unless it is an audio file within the limits.
     """
     if len(data) > limits.max_bytes:
         raise _invalid(f"is larger than the {limits.max_bytes} bytes allowed")
     container = _container_of(data)
     if container is not None:
-        # A browser's recording declares a length of 0 or none.
+        # Browser recordings declare a length of 0 or none.
         with _open_track(data, container, limits, cancellation or Cancellation()) as (rate, blocks):
             yield rate, None, blocks
         return
@@ -105,7 +105,7 @@ def _open(
             )
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            # What would take too much memory is refused by the header alone.
+            # A file that would take too much memory is refused by its header alone.
             _check_rate_and_channels(file.samplerate, file.channels)
             if file.frames == _UNKNOWN_FRAMES:
                 raise _invalid("does not declare its length")
@@ -122,7 +122,7 @@ def _has_file_header(data: bytes) -> bool:
 
 
 def _has_mpeg_sync(data: bytes) -> bool:
-    """Eleven set bits start a frame of MPEG audio. Too weak to overrule a declared pcm16: -1 has them too."""
+    """MPEG frames start with eleven set bits. Too weak to override a declared pcm16: -1 has them too."""
     return len(data) > 2 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0
 
 
@@ -133,7 +133,7 @@ def _decode_pcm16(data: bytes) -> npt.NDArray[np.float32]:
 
 
 def _container_of(data: bytes) -> str | None:
-    """FFmpeg's name for the file's format, if FFmpeg reads it; None where libsndfile does."""
+    """Returns FFmpeg's name for the format, or None if libsndfile reads the file."""
     if data[:4] == b"\x1a\x45\xdf\xa3":
         return "matroska"
     return "mov" if data[4:8] == b"ftyp" else None
@@ -143,7 +143,7 @@ def _container_of(data: bytes) -> str | None:
 def _open_track(
     data: bytes, container: str, limits: MediaLimits, cancellation: Cancellation
 ) -> Iterator[tuple[int, _Blocks]]:
-    """The rate in Hz and the samples of the first audio track."""
+    """Yields the rate in Hz and the samples of the first audio track."""
     reader = Reader(
         module=_MODULE,
         arguments=[container],
@@ -188,7 +188,7 @@ def _check_length(num_samples: int, rate_hz: int, limits: MediaLimits) -> None:
 
 
 def _mono(block: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The mean [num_samples] of the channels of `block` [num_samples, num_channels], clipped to [-1, 1]."""
+    """Averages the channels of `block` [num_samples, num_channels], clipped to [-1, 1], to [num_samples]."""
     if not np.isfinite(block).all():
         raise _invalid("has samples that are not finite numbers")
     mono: npt.NDArray[np.float32] = np.clip(block, -1.0, 1.0).mean(axis=1, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""HTTP download of media from hosts that the operator allowed, safe against server-side request forgery."""
+"""Downloads media over HTTP from allowed hosts only, safe against server-side request forgery."""
 
 import asyncio
 import ipaddress
@@ -24,20 +24,20 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CHUNK_BYTES = 64 * 1024
 _LOOKUP_THREADS = 4
 _MAX_URL_CHARS = 8192
-"""Most servers take as much. A host name of megabytes in another script would block the loop for seconds."""
+"""Most servers accept as much. A non-ASCII host name of megabytes would block the loop for seconds."""
 _ALLOWED_PLACE = re.compile(r"([\w-]+(\.[\w-]+)*|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 """RFC 6052: the last 32 bits are an IPv4 address that a gateway connects to."""
 _IPV4_COMPATIBLE = ipaddress.IPv6Network("::/96")
-"""RFC 4291 section 2.5.5.1, deprecated: an IPv4 address in the last 32 bits too."""
+"""RFC 4291 section 2.5.5.1, deprecated: also an IPv4 address in the last 32 bits."""
 
 
 class HttpFetcher:
     """Downloads from `allowed_domains` (see `source.MediaSource`), within the limits.
 
     The addresses that a name resolves to are checked and then connected to without another lookup, so a name
-    that changes its address in between gains nothing. Redirects are followed here, each checked like the
-    first URL.
+    that changes its address in between gains nothing. Redirects are followed here and checked like the first
+    URL.
     """
 
     def __init__(self, allowed_domains: Sequence[str], limits: MediaLimits) -> None:
@@ -46,11 +46,11 @@ class HttpFetcher:
         self._allowed_addresses = frozenset(
             address for host, _ in self._allowed_places if (address := _parse_address(host)) is not None
         )
-        # A lookup without an answer blocks its thread for long, so the threads are used for nothing else.
+        # An unanswered lookup blocks its thread for long, so these threads do nothing else.
         self._lookup_threads = ThreadPoolExecutor(_LOOKUP_THREADS, "media-lookup")
 
     async def fetch(self, url: str) -> bytes:
-        """The body behind an http(s) `url`. Raises `InvalidRequestError` as `MediaSource.read` says."""
+        """Returns the body behind an http(s) `url`. Raises `InvalidRequestError` like `MediaSource.read`."""
         try:
             async with asyncio.timeout(self._limits.fetch_timeout_s):
                 return await self._follow(url)
@@ -65,8 +65,8 @@ class HttpFetcher:
             use_dns_cache=False,
             force_close=True,
         )
-        # The time limit is the caller's, one over all of it. Bodies stay as they were sent: their size is
-        # what was transferred, not what a compression bomb would become.
+        # The caller sets one time limit for everything. Bodies stay as they were sent: their size is what was
+        # transferred, not what a compression bomb would become.
         async with aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None),
@@ -104,7 +104,7 @@ class HttpFetcher:
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
         if response.status != 200:
-            # For the operator. To the caller it would tell what the network behind the server holds.
+            # Logged for the operator only: it would reveal the network behind the server to the caller.
             logger.info("media from %s: HTTP status %d", response.url.raw_host, response.status)
             raise _fetch_failed("could not be fetched")
         self._limits.check_size(response.content_length or 0)
@@ -116,10 +116,10 @@ class HttpFetcher:
 
 
 class _CheckingResolver(AbstractResolver):
-    """The system's resolver without the addresses that are neither public nor allowed.
+    """The system's resolver, limited to addresses that are public or allowed.
 
-    aiohttp connects to exactly what `resolve` returns. It does not ask for URLs whose host is an address:
-    those are allowed literally or not at all.
+    aiohttp connects to exactly what `resolve` returns. It does not call `resolve` for URLs whose host is an
+    address: those are allowed literally or not at all.
     """
 
     def __init__(self, allowed_addresses: frozenset[IPAddress], threads: ThreadPoolExecutor) -> None:
@@ -129,7 +129,7 @@ class _CheckingResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Addresses of `host`. Raises `OSError` if it has none, `InvalidRequestError` if none is allowed."""
+        """Resolves `host`. Raises `OSError` if it has none, `InvalidRequestError` if none is allowed."""
         look_up = partial(socket.getaddrinfo, host, port, family=family, type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
         results = [
@@ -152,11 +152,11 @@ class _CheckingResolver(AbstractResolver):
         return is_public(address) or address in self._allowed_addresses
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 def is_public(address: IPAddress) -> bool:
-    """Whether an address is of the public internet; one that carries an IPv4 address is so if that one is."""
+    """Whether an address is public; one that carries an IPv4 address is public if that address is."""
     if isinstance(address, ipaddress.IPv6Address):
         carried = address.ipv4_mapped or address.sixtofour
         if address in _NAT64 or address in _IPV4_COMPATIBLE:
@@ -169,8 +169,8 @@ def is_public(address: IPAddress) -> bool:
 
 
 def _allowed_place(entry: str) -> tuple[str, int | None]:
-    """The host of an entry of the allow-list, in the form in which yarl gives a URL's host, and the port if
-    there is one. Raises `ConfigError`."""
+    """Returns the host of an allow-list entry, in yarl's form of a URL's host, and the port, if any. Raises
+    `ConfigError`."""
     if _parse_address(entry) is not None:
         return str(ipaddress.ip_address(entry)), None
     try:

@@ -1,4 +1,4 @@
-"""Images to RGB arrays, with Pillow."""
+"""Decodes images to RGB arrays with Pillow."""
 
 import io
 
@@ -14,14 +14,14 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 
 def decode_image(data: bytes, limits: MediaLimits) -> ImagePart:
-    """The image, upright by its EXIF orientation, transparency over white; of an animation, the first frame.
+    """Applies the EXIF orientation, puts transparency over white, and uses the first frame of an animation.
 
-    Takes PNG, JPEG, WebP, GIF and BMP. Raises `InvalidRequestError` with code `invalid_image`.
+    Accepts PNG, JPEG, WebP, GIF and BMP. Raises `InvalidRequestError` with code `invalid_image`.
     """
     if len(data) > limits.max_bytes:
         raise _invalid(f"is larger than the {limits.max_bytes} bytes allowed")
-    # Pillow's readers raise errors of many kinds on damaged files (OSError, SyntaxError, struct.error,
-    # zlib.error, IndexError, ...), and each means the same: this is not an image.
+    # Pillow's readers raise many kinds of errors on damaged files (OSError, SyntaxError, struct.error,
+    # zlib.error, IndexError, ...), which all mean that this is not an image.
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -44,7 +44,7 @@ def decode_image(data: bytes, limits: MediaLimits) -> ImagePart:
 
 
 def _fault(error: Exception) -> str:
-    # Pillow unpacks at most 1 MiB of each chunk of a PNG that is not pixels, and says so in these words only.
+    # Pillow unpacks at most 1 MiB of each non-pixel chunk of a PNG; only these words identify that error.
     if isinstance(error, ValueError) and str(error).startswith(
         ("Decompressed data too large", "Too much memory used")
     ):
@@ -53,7 +53,7 @@ def _fault(error: Exception) -> str:
 
 
 def _to_rgb(image: Image.Image) -> npt.NDArray[np.uint8]:
-    """Pixels [height, width, 3] of an image of any mode."""
+    """Returns pixels [height, width, 3] of an image in any mode."""
     if image.mode.startswith("I"):
         # 16-bit grey; Pillow's own conversion would clip at 255 instead of scaling.
         grey = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)

@@ -1,9 +1,9 @@
-"""Untrusted files, read by FFmpeg in a process of its own.
+"""Reads untrusted files with FFmpeg in a separate process.
 
-A small video or audio file can unpack to gigabytes before FFmpeg hands over its first packet, keep it busy
-for minutes, or meet a fault of FFmpeg's. A process has limits of memory and processor time that the system
-enforces, can be ended at any moment, and takes nothing with it (`limited_program`). It starts in a tenth of a
-second; FFmpeg is not loaded into the server for this.
+A small video or audio file can unpack to gigabytes before FFmpeg returns its first packet, keep it busy for
+minutes, or trigger a bug in FFmpeg. A process has memory and CPU time limits that the system enforces, can be
+killed at any moment, and takes nothing down with it (`limited_program`). It starts in a tenth of a second;
+the server does not load FFmpeg for this.
 """
 
 import logging
@@ -28,9 +28,9 @@ _PROGRAM = Path(__file__).with_name("limited_program.py")
 _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME", "PYTHONPATH")
 """What Python may need to find FFmpeg. The server's keys are in other variables and are not passed on."""
 _MAX_LOG_BYTES = 1 << 14
-"""Kept of the process's standard error."""
+"""Kept from the process's stderr."""
 _READ_BYTES = 1 << 16
-"""As much as a pipe holds."""
+"""The capacity of a pipe."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ class Reader:
     module: Path
     arguments: Sequence[str]
     reads: str
-    """In the log and in the answer where the program itself fails: "a video"."""
+    """For the log and the answer if the program itself fails: "the video"."""
     max_memory_bytes: int
-    """Of addresses. The file is not counted."""
+    """Address space, without the file."""
     max_cpu_s: int
     timeout_s: float
     refusals: Mapping[int, InvalidRequestError]
-    """By exit status. That of `DAMAGED` is also for who meets a limit of memory or a fault of the library."""
+    """By exit status. `DAMAGED` also covers exceeded memory limits and faults of the library."""
     too_slow: InvalidRequestError
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Cancellation:
-    """Ends the process that reads for a caller that has disconnected. `cancel` may be called in any thread."""
+    """Ends the process of a caller that has disconnected. `cancel` may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -68,7 +68,7 @@ class Cancellation:
 
     @contextmanager
     def ends(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
-        """It ends `process` inside of the block, and so does the end of the block."""
+        """Kills `process` if cancelled inside the block, and when the block ends."""
         with self._lock:
             self._process = process
             if self.is_cancelled:
@@ -83,10 +83,10 @@ class Cancellation:
 
 @contextmanager
 def read_in_process(reader: Reader, data: bytes, cancellation: Cancellation) -> Iterator["Output"]:
-    """The reader's output for `data`, its standard input; the process has ended after the block.
+    """Yields the reader's output for `data`, its stdin; the process has ended after the block.
 
-    Raises, as the methods of `Output` do, one of the errors of `reader`, and `OmniError` where the program
-    itself failed (the log has the reason) or the caller cancelled.
+    Raises, like the methods of `Output`, one of the errors of `reader`, or `OmniError` if the program itself
+    failed (the log has the reason) or the caller cancelled.
     """
     deadline = time.monotonic() + reader.timeout_s
     if cancellation.is_cancelled:
@@ -113,7 +113,7 @@ def read_in_process(reader: Reader, data: bytes, cancellation: Cancellation) -> 
 
 
 class Output:
-    """What the process writes, up to the deadline."""
+    """Reads what the process writes, up to the deadline."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], deadline: float, reader: Reader, cancellation: Cancellation
@@ -132,13 +132,13 @@ class Output:
         self._cancellation = cancellation
 
     def read(self, num_bytes: int) -> bytes:
-        """All of them. Raises for less."""
+        """Reads exactly `num_bytes`, or raises."""
         data = bytearray(num_bytes)
         self.read_into(memoryview(data))
         return bytes(data)
 
     def read_into(self, buffer: memoryview) -> None:
-        """Fills `buffer`, of bytes. Raises if there is less."""
+        """Fills `buffer` with bytes. Raises if there are fewer."""
         begin = 0
         while begin < len(buffer):
             self._wait_for_bytes()
@@ -149,7 +149,7 @@ class Output:
             begin += num_bytes
 
     def chunks(self) -> Iterator[bytes]:
-        """All that is left, as it comes."""
+        """Yields the rest as it arrives."""
         while True:
             self._wait_for_bytes()
             chunk = os.read(self._pipe, _READ_BYTES)
@@ -159,17 +159,17 @@ class Output:
             yield chunk
 
     def check_nothing_left(self) -> None:
-        """And that the process has ended well."""
+        """Also checks that the process succeeded."""
         for _ in self.chunks():
             raise self.damaged("it wrote more than it has to")
 
     def damaged(self, what: str) -> InvalidRequestError:
-        """For a process that violates the protocol; `what` is for the log."""
+        """The error for a protocol violation; `what` is logged."""
         logger.warning("The process that read %s went wrong: %s", self._reader.reads, what)
         return self._reader.refusals[DAMAGED]
 
     def _wait_for_bytes(self) -> None:
-        """Or for the end. Its standard error is read meanwhile: the process would block on a full pipe."""
+        """Also returns at the end. Reads stderr meanwhile: the process would block on a full pipe."""
         while True:
             left_s = self._deadline - time.monotonic()
             ready = self._poll.poll(left_s * 1000) if left_s > 0 else []
@@ -182,13 +182,13 @@ class Output:
                 return
 
     def _read_log(self) -> bool:
-        """Whether there was anything left."""
+        """Returns whether anything was left."""
         said = os.read(self._errors, _READ_BYTES)
         self._log = (self._log + said)[-_MAX_LOG_BYTES:]
         return bool(said)
 
     def _check_end(self) -> None:
-        """After the last byte. Raises what the end of the process means."""
+        """Call after the last byte. Raises the error that the exit status means."""
         try:
             status = self._process.wait(max(self._deadline - time.monotonic(), 0))
         except subprocess.TimeoutExpired:

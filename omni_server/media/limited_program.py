@@ -3,11 +3,11 @@ enforces.
 
     python -P limited_program.py READER PARENT MAX_BYTES MAX_SECONDS ARGUMENT...
 
-READER is the path of a module with a function `read(file, output, arguments)`, which gives the exit status.
-It is loaded, with what it imports, before the limits begin; from then on this process has MAX_BYTES of
-addresses, MAX_SECONDS of processor time, can open neither file nor socket, and writes nothing but to the
-pipes that it was given. It ends with PARENT. Nothing of the server is imported here: it would have to be
-found, and loaded again for every file.
+READER is the path of a module with a function `read(file, output, arguments)`, which returns the exit status.
+It is loaded with its imports before the limits apply. From then on, this process has MAX_BYTES of address
+space and MAX_SECONDS of CPU time, can open neither files nor sockets, and can only write to the pipes that it
+was given. It ends with PARENT. It imports nothing from the server, which would have to be found, and loaded
+again for every file.
 """
 
 import ctypes
@@ -20,12 +20,12 @@ from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 DAMAGED = 3
-"""The exit status where memory did not suffice; readers return it for damaged files, and may return more."""
+"""The exit status if memory runs out; readers return it for damaged files, and may define others."""
 
 _PR_SET_PDEATHSIG = 1
 """prctl(2)"""
 _WRITE_BYTES = 1 << 16
-"""As much as a pipe holds."""
+"""The capacity of a pipe."""
 
 Read = Callable[[BinaryIO, BinaryIO, Sequence[str]], int]
 

@@ -1,4 +1,4 @@
-"""What a client may send as media. All limits are checked before memory of that size is taken."""
+"""Limits of media from clients, each checked before memory of that size is allocated."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,17 @@ class MediaLimits:
     """Limits of one media item; the number of items per request is `ModelInfo.max_media_per_prompt`."""
 
     max_bytes: int = 64 * 1024 * 1024
-    """Encoded bytes of an item, from whatever source."""
+    """Encoded bytes of an item, from any source."""
 
     min_audio_seconds: float = 0.1
-    """The audio encoders make no token of much less."""
+    """Audio encoders produce no token for much less."""
     max_audio_seconds: float = 300.0
-    """Qwen2.5-Omni's feature extractor is made for 300 s (`n_samples` of preprocessor_config.json)."""
+    """Qwen2.5-Omni's feature extractor is designed for 300 s (`n_samples` of preprocessor_config.json)."""
     max_audio_samples: int = 57_600_000
-    """Of one channel at the file's own rate: 300 s at 192 kHz, 230 MB decoded."""
+    """Per channel, at the file's own rate: 300 s at 192 kHz, 230 MB decoded."""
 
     decode_timeout_s: float = 60.0
-    """Seconds for a video, or the audio track of a WebM or MP4 file; then its decoder is killed."""
+    """Seconds to decode a video or the audio track of a WebM or MP4 file; then the decoder is killed."""
 
     max_image_pixels: int = 50_000_000
     """Width x height of an image, as its header declares it: 150 MB decoded."""
@@ -28,20 +28,20 @@ class MediaLimits:
     """Longer over shorter side of images and videos; `smart_resize` of the Qwen processors refuses more."""
 
     max_video_seconds: float = 384.0
-    """As long as `max_video_frames` lasts at the models' 2 frames per second."""
+    """Duration of `max_video_frames` at the models' 2 frames per second."""
     max_video_frames: int = 768
-    """Frames taken of a video, further apart of a longer one. 768 is the models' `max_frames`."""
+    """Frames sampled from a video, further apart in a longer one. 768 is the models' `max_frames`."""
     max_video_frame_pixels: int = 4096 * 2304
     """Width x height of a video."""
     max_video_pixels: int = 90_316_800
-    """Width x height x frames taken; frames are shrunk to stay below it. The models' processors shrink to
-    this number themselves (0.9 x 128000 tokens x 28 x 28 pixels), so that nothing they would see is lost: 271
-    MB decoded."""
+    """Width x height x sampled frames; frames are shrunk to stay below it. The models' processors shrink to
+    this number themselves (0.9 x 128000 tokens x 28 x 28 pixels), so this loses nothing that they would see:
+    271 MB decoded."""
 
     fetch_timeout_s: float = 15.0
     """Seconds for one URL: name lookup, redirects and the whole body."""
     max_redirects: int = 3
-    """Redirects followed for one URL; every one is checked like the first."""
+    """Redirects followed for one URL; each is checked like the first URL."""
 
     def check_size(self, num_bytes: int) -> None:
         """Raises `InvalidRequestError` with code `media_too_large` for an item of more than `max_bytes`."""

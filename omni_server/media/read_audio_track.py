@@ -1,11 +1,11 @@
-"""Loaded by `limited_program`: the first audio track of a file, decoded by FFmpeg.
+"""Loaded by `limited_program`: decodes the first audio track of a file with FFmpeg.
 
-The argument is the demuxer's name. To the output go the sample rate and the number of channels (`HEADER`),
-then the samples as float32 in the machine's byte order, channels interleaved. The exit status is 0 or one of
-those below.
+The argument is the demuxer's name. The output is the sample rate and the number of channels (`HEADER`), then
+the samples as float32 in the machine's byte order, channels interleaved. The exit status is 0 or one of those
+below.
 
-FFmpeg reads untrusted files. Here it opens nothing: formats and codecs are those listed, references out of a
-file are not followed, and the operating system refuses this process every further file and socket.
+FFmpeg reads untrusted files, so it opens nothing here: formats and codecs are those listed, references out of
+a file are not followed, and the operating system denies this process further files and sockets.
 """
 
 import io
@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import BinaryIO, NoReturn
 
 import av
-import av.subtitles.stream  # PyAV does when it needs it, and then no file can be opened any more
+import av.subtitles.stream  # PyAV imports it on demand, when no file can be opened any more
 from av.audio.frame import AudioFrame
 from av.audio.stream import AudioStream
 from av.container import InputContainer
@@ -29,9 +29,9 @@ _CODECS = (
     "pcm_alaw,pcm_mulaw,pcm_f32le,pcm_s16be,pcm_s16le,pcm_s24be,pcm_s24le,pcm_s32be,pcm_s32le,pcm_u8"
 )
 _BOXES = (b"ftyp", b"styp", b"moov", b"mdat", b"moof", b"mfra", b"sidx", b"free", b"skip", b"wide", b"uuid")
-"""The outermost of MP4 files."""
+"""Top-level boxes of MP4 files."""
 _OPTIONS = {
-    "codec_whitelist": _CODECS,  # also while FFmpeg probes the streams: no image is decoded for that
+    "codec_whitelist": _CODECS,  # also while FFmpeg probes the streams, so it decodes no image
     "enable_drefs": "0",  # MP4: samples in other files
     "max_streams": "64",
     "protocol_whitelist": "none",
@@ -79,10 +79,10 @@ def _decode(file: BinaryIO, container: str, output: BinaryIO) -> int:
 
 
 def _frames(opened: InputContainer, stream: AudioStream) -> Iterator[tuple[AudioFrame, int]]:
-    """Each with the number of its samples that count. Raises `ValueError` for a packet that is not whole.
+    """Yields frames with their number of valid samples. Raises `ValueError` for an incomplete packet.
 
-    AAC has frames of one length: how much of the last one is audio, MP4 says by its duration. Times that are
-    not counted in samples, as WebM's milliseconds, say it too roughly; there FFmpeg has cut the frame itself.
+    AAC frames have a fixed length: in MP4, the last one's duration says how much of it is audio. Times that
+    are not in samples, such as WebM's ms, are too coarse; there FFmpeg has trimmed the frame itself.
     """
     last: AudioFrame | None = None
     for packet in opened.demux(stream):
@@ -113,11 +113,11 @@ def _is_cut_short(file: BinaryIO, container: str) -> bool:
 
 
 def _end_of_box(file: BinaryIO) -> int | None:
-    """Of MP4's, which begins where `file` is; None where it does not say."""
+    """End of the MP4 box that begins at the file's position; None if undeclared."""
     start = file.tell()
     header = file.read(16)
     if header[4:8] not in _BOXES:
-        return None  # a recorder's own, or nothing of MP4's
+        return None  # a recorder's own box, or not MP4
     size = int.from_bytes(header[:4])
     if size == 1:
         size = int.from_bytes(header[8:])
@@ -125,7 +125,7 @@ def _end_of_box(file: BinaryIO) -> int | None:
 
 
 def _end_of_element(file: BinaryIO) -> int | None:
-    """Of Matroska's, if it is one of the two outermost; None where it does not say."""
+    """End of one of Matroska's two top-level elements; None if another or undeclared."""
     if file.read(4) not in (b"\x1a\x45\xdf\xa3", b"\x18\x53\x80\x67"):
         return None
     first = file.read(1)

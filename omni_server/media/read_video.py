@@ -1,8 +1,8 @@
-"""Loaded by `limited_program`: frames sampled of a video, decoded by OpenCV's FFmpeg backend.
+"""Loaded by `limited_program`: samples frames of a video with OpenCV's FFmpeg backend.
 
-The arguments are those of `MediaLimits` that `_Limits` names, in its order. To the output go the number of
-frames, their height and width, and the rate at which they were taken (`HEADER`), then the frames, RGB, uint8.
-The exit status is 0 or one of those below.
+The arguments are the fields of `_Limits`, from `MediaLimits`, in order. The output is the number of frames,
+their height and width, and the rate at which they were sampled (`HEADER`), then the frames, RGB, uint8. The
+exit status is 0 or one of those below.
 """
 
 import math
@@ -18,20 +18,20 @@ from cv2.typing import MatLike
 
 HEADER = struct.Struct("=IIId")
 UNREADABLE, DAMAGED, NO_SIZE, TOO_LARGE, EXTREME_RATIO, NO_FRAME, TOO_LONG, INCOMPLETE = range(3, 11)
-"""The first is `limited_program`'s, also for memory that did not suffice."""
+"""The first is also `limited_program`'s, if memory runs out."""
 
 _SAMPLE_FPS = 2.0
-"""Frames taken per second, the default of the Qwen-Omni processors."""
+"""Frames sampled per second, the default of the Qwen-Omni processors."""
 _MIN_FRAMES = 4
-"""Taken of a short video, if it has them; the processors' `min_frames`."""
+"""For a short video, if it has them; the processors' `min_frames`."""
 _FRAME_FACTOR = 2
-"""The vision encoders merge two frames to one: their `temporal_patch_size`."""
+"""Vision encoders merge two frames into one: their `temporal_patch_size`."""
 _MAX_FPS = 240.0
-"""A header that claims more is not believed: streams without a rate declare their clock, 1000 Hz, instead."""
+"""A header with more is not trusted: streams without a rate declare their clock, 1000 Hz, instead."""
 _MIN_DECODED = 0.9
-"""A header's number of frames is often an estimate, a few too many; a file cut short lacks more."""
+"""Headers often declare a few frames too many, as an estimate; a truncated file lacks more."""
 _DECODER_THREADS = 2
-"""So many seconds of processor time may pass in one."""
+"""Up to this many CPU seconds per second."""
 
 
 class _Limits(NamedTuple):
@@ -55,7 +55,7 @@ class _Refused(Exception):
 def read(file: BinaryIO, output: BinaryIO, arguments: Sequence[str]) -> int:
     frame_pixels, ratio, seconds, frames, pixels = arguments
     limits = _Limits(int(frame_pixels), float(ratio), float(seconds), int(frames), int(pixels))
-    cv2.setNumThreads(1)  # each would take addresses; they do not make pixels of another value
+    cv2.setNumThreads(1)  # threads take address space; they do not change pixel values
     try:
         timeline = _read_timeline(file, limits)
         indices = _sample_indices(timeline, limits)
@@ -71,7 +71,7 @@ def read(file: BinaryIO, output: BinaryIO, arguments: Sequence[str]) -> int:
 def _open(file: BinaryIO) -> Iterator[cv2.VideoCapture]:
     # The caller keeps the stream alive until after `release`: OpenCV (5.0) does not, and crashes without it.
     file.seek(0)
-    # The type stubs ask for an IStreamReader; any object with its `read` and `seek` serves.
+    # The type stubs ask for an IStreamReader; any object with its `read` and `seek` works.
     capture = cv2.VideoCapture(
         cast(cv2.IStreamReader, file), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, _DECODER_THREADS]
     )
@@ -84,7 +84,7 @@ def _open(file: BinaryIO) -> Iterator[cv2.VideoCapture]:
 
 
 def _read_timeline(file: BinaryIO, limits: _Limits) -> _Timeline:
-    """Length and rate as declared, else counted. Refuses what exceeds the limits."""
+    """Returns the declared length and rate, else counts. Refuses videos beyond the limits."""
     with _open(file) as capture:
         width = capture.get(cv2.CAP_PROP_FRAME_WIDTH)
         height = capture.get(cv2.CAP_PROP_FRAME_HEIGHT)
@@ -106,7 +106,7 @@ def _read_timeline(file: BinaryIO, limits: _Limits) -> _Timeline:
 
 
 def _count_frames(capture: cv2.VideoCapture, limits: _Limits) -> _Timeline:
-    """Decode all frames for their number and times, as live recordings of browsers (WebM) need it."""
+    """Decodes all frames to count and time them, as live browser recordings (WebM) require."""
     num_frames, last_s = 0, 0.0
     while (
         last_s <= limits.max_video_seconds
@@ -117,13 +117,13 @@ def _count_frames(capture: cv2.VideoCapture, limits: _Limits) -> _Timeline:
         last_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000
     if num_frames == 0:
         raise _Refused(NO_FRAME)
-    # n frames span n - 1 intervals; a single one may last as long as it likes.
+    # n frames span n - 1 intervals; the duration of a single one is arbitrary.
     fps = (num_frames - 1) / last_s if num_frames > 1 and last_s > 0 else _SAMPLE_FPS
     return _Timeline(num_frames, fps)
 
 
 def _sample_indices(timeline: _Timeline, limits: _Limits) -> npt.NDArray[np.int64]:
-    """Which frames to take, ascending."""
+    """Returns the frames to sample, ascending."""
     wanted = timeline.num_frames / timeline.fps * _SAMPLE_FPS
     count = int(min(max(wanted, _MIN_FRAMES), limits.max_video_frames, timeline.num_frames))
     count = max(count - count % _FRAME_FACTOR, 1)
@@ -133,9 +133,9 @@ def _sample_indices(timeline: _Timeline, limits: _Limits) -> npt.NDArray[np.int6
 def _write_frames(
     file: BinaryIO, indices: npt.NDArray[np.int64], timeline: _Timeline, limits: _Limits, output: BinaryIO
 ) -> None:
-    """The frames `indices`, RGB, each [height, width, 3], all of the first one's size or shrunk alike.
+    """Writes the frames `indices`, RGB, each [height, width, 3], in the first one's size or shrunk alike.
 
-    Where the last of them are missing within the tolerance, the last one taken stands in for them.
+    If the last of them are missing within the tolerance, repeats the last one decoded.
     """
     taken = position = height = width = 0
     last: MatLike | None = None
@@ -160,7 +160,7 @@ def _write_frames(
 
 
 def _target_size(height: int, width: int, num_frames: int, limits: _Limits) -> tuple[int, int]:
-    """Height and width with which `num_frames` frames stay within `limits.max_video_pixels`."""
+    """Returns the size at which `num_frames` frames stay within `limits.max_video_pixels`."""
     scale = min(1.0, math.sqrt(limits.max_video_pixels / (height * width * num_frames)))
     return max(1, int(height * scale)), max(1, int(width * scale))
 

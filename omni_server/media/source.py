@@ -1,4 +1,4 @@
-"""Where media comes from: base64, `data:` URLs, and what the operator allowed of http(s) and `file:` URLs."""
+"""Reads media from base64, `data:` URLs, and the http(s) and `file:` URLs that the operator allows."""
 
 import asyncio
 import binascii
@@ -23,9 +23,9 @@ class MediaSource:
     A URL's host must equal one of them (subdomains are not included). An entry without a port allows the
     default port of the URL's scheme only. An empty list allows `data:` URLs only.
 
-    A host's name alone does not open private, loopback, link-local and other addresses that are not public:
-    to read `http://files.intranet/` from 10.0.0.5, allow `files.intranet` and `10.0.0.5`; for `localhost`,
-    allow `127.0.0.1` as well. Raises `ConfigError` for an entry that is more than a host and a port.
+    A host name alone does not allow private, loopback, link-local and other non-public addresses: to read
+    `http://files.intranet/` from 10.0.0.5, allow `files.intranet` and `10.0.0.5`; for `localhost`, allow
+    `127.0.0.1` as well. Raises `ConfigError` for an entry with more than a host and a port.
 
     `local_folder` allows `file:` URLs of files below it; None allows none.
     """
@@ -38,7 +38,7 @@ class MediaSource:
         self._fetcher = HttpFetcher(allowed_domains, limits)
 
     async def read(self, url: str) -> bytes:
-        """The bytes behind `url`.
+        """Returns the bytes behind `url`.
 
         Raises `InvalidRequestError` without `param`; its code is `media_not_allowed` (scheme, host or
         address), `media_fetch_failed`, `media_too_large`, `invalid_url` or `invalid_base64`.
@@ -56,12 +56,12 @@ class MediaSource:
         )
 
     def _read_data_url(self, url: str) -> bytes:
-        """RFC 2397: `data:[<media type>][;base64],<data>`. The media type is ignored: bytes decide."""
+        """RFC 2397: `data:[<media type>][;base64],<data>`. Ignores the media type."""
         header, comma, payload = url[len("data:") :].partition(",")
         if not comma:
             raise InvalidRequestError("The data: URL has no comma before its data.", code="invalid_url")
         is_base64 = header.split(";")[-1].strip().lower() == "base64"
-        # Percent-encoded base64 is at most four characters per byte: a bound before anything is copied.
+        # Percent-encoded base64 has at most four characters per byte: a bound before any copy.
         self._limits.check_size(-(-len(payload) // 4))
         if is_base64:
             text = unquote_to_bytes(payload).decode("latin-1") if "%" in payload else payload
@@ -75,14 +75,13 @@ class MediaSource:
 
 
 def decode_base64(text: str) -> bytes:
-    """The bytes of standard base64 (RFC 4648 section 4) with padding. ASCII whitespace is ignored, nothing
-    else is.
+    """Decodes standard base64 (RFC 4648 section 4) with padding. Ignores ASCII whitespace and nothing else.
 
-    Raises `InvalidRequestError` with code `invalid_base64`, also for no bytes.
+    Raises `InvalidRequestError` with code `invalid_base64`, also for empty data.
     """
     compact = text.translate(_ASCII_WHITESPACE)
     try:
-        # Python's strict mode takes any amount of padding after a whole group.
+        # Python's strict mode accepts any amount of padding after a whole group.
         if len(compact) % 4 or compact.endswith("==="):
             raise ValueError("padding")
         data = binascii.a2b_base64(compact, strict_mode=True)
@@ -94,7 +93,7 @@ def decode_base64(text: str) -> bytes:
 
 
 class _LocalFiles:
-    """Reads the files that `file:` URLs name, at or below `folder`, wherever symbolic links lead. Raises
+    """Reads files that `file:` URLs name, at or below `folder` with symbolic links resolved. Raises
     `ConfigError` if it is not a folder."""
 
     def __init__(self, folder: Path, limits: MediaLimits) -> None:
@@ -107,12 +106,12 @@ class _LocalFiles:
         self._limits = limits
 
     def read(self, url: str) -> bytes:
-        """The bytes of the file. Raises `InvalidRequestError`: `media_not_allowed`, also for what does not
-        exist, so that a client learns nothing of other files; `media_too_large` or `invalid_url`."""
+        """Returns the file's bytes. Raises `InvalidRequestError`: `media_not_allowed`, also for missing
+        files, so that clients learn nothing about other files; `media_too_large` or `invalid_url`."""
         path = _path_of(url)
         try:
-            # Only the place: neither a pipe nor a device notices. What was found is what is checked and then
-            # read: a link that is exchanged in between gains nothing.
+            # O_PATH does not open the file: neither a pipe nor a device notices. The checks and the read use
+            # what was found here: swapping a link in between gains nothing.
             found = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except (OSError, ValueError):
             raise _not_allowed() from None

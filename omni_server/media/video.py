@@ -1,4 +1,4 @@
-"""Videos to sampled RGB frames, with OpenCV's FFmpeg in a process of its own. Audio tracks are not read."""
+"""Decodes videos to sampled RGB frames with OpenCV's FFmpeg in a separate process. Ignores audio tracks."""
 
 import struct
 from pathlib import Path
@@ -13,33 +13,32 @@ from omni_server.types import VideoPart
 _MODULE = Path(__file__).with_name("read_video.py")
 _HEADER = struct.Struct("=IIId")
 _UNREADABLE, _DAMAGED, _NO_SIZE, _TOO_LARGE, _EXTREME_RATIO, _NO_FRAME, _TOO_LONG, _INCOMPLETE = range(3, 11)
-"""As in the module: to import it would load OpenCV."""
+"""As in the module: importing it would load OpenCV."""
 _DECODER_THREADS = 2
-"""As there: so many seconds of processor time may pass in one."""
+"""As in the module: up to this many CPU seconds per second."""
 _ENVIRONMENT = {
-    "MALLOC_ARENA_MAX": "1",  # an arena per thread would take 64 MiB of addresses each
-    "OPENBLAS_NUM_THREADS": "1",  # numpy's: each takes addresses, on a machine of many cores all there are
+    "MALLOC_ARENA_MAX": "1",  # one arena per thread would take 64 MiB of address space each
+    "OPENBLAS_NUM_THREADS": "1",  # numpy's: on many cores, more would use up the address space
     "OPENCV_FFMPEG_LOGLEVEL": "-8",
     "OPENCV_LOG_LEVEL": "SILENT",
 }
 
 _BASE_MEMORY_BYTES = 512 * 1024 * 1024
-"""Of the process's addresses. Python, numpy and OpenCV take 291 MiB of them, a small video decoded."""
+"""Address space of the process. Python, numpy, OpenCV and a small video use 291 MiB of it."""
 _MEMORY_BYTES_PER_PIXEL = 96
-"""Of `max_video_frame_pixels`: reference frames that the decoder keeps. Measured at 4096 x 2304,
-above what a small video takes: H.264 with 16 of them in 4:2:0, 51 bytes; HEVC of 10 bits 45; FFV1 37; VP8,
-VP9, MPEG-4 and MJPEG 14 to 22."""
+"""Per pixel of `max_video_frame_pixels`, for the decoder's reference frames. Measured at 4096 x 2304, beyond
+what a small video takes: H.264 with 16 of them in 4:2:0, 51 bytes; 10-bit HEVC 45; FFV1 37; VP8, VP9, MPEG-4
+and MJPEG 14 to 22."""
 
 
 def decode_video(data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None) -> VideoPart:
-    """Frames spread evenly over the video, about two per second, as `smart_nframes` of qwen-vl-utils chooses
-    them.
+    """Returns evenly spaced frames, about two per second, as `smart_nframes` of qwen-vl-utils chooses them.
 
-    The number of frames is even and at least four where the video has so many, and at most
-    `limits.max_video_frames`. `fps` of the result is the rate at which the frames were taken. Takes MP4,
-    QuickTime, WebM, Matroska and AVI, as far as OpenCV has the codec. Raises `InvalidRequestError` with code
-    `invalid_video`, with `media_too_large` for what takes too long, and `OmniError` where the decoder cannot
-    be run.
+    The number of frames is even and at least four if the video has that many, and at most
+    `limits.max_video_frames`. `fps` of the result is the rate at which the frames were sampled. Accepts MP4,
+    QuickTime, WebM, Matroska and AVI, if OpenCV has the codec. Raises `InvalidRequestError` with code
+    `invalid_video`, or `media_too_large` if decoding takes too long, and `OmniError` if the decoder cannot be
+    run.
     """
     if len(data) > limits.max_bytes:
         raise _invalid(f"is larger than the {limits.max_bytes} bytes allowed")
@@ -50,7 +49,7 @@ def decode_video(data: bytes, limits: MediaLimits, cancellation: Cancellation | 
 
 
 def _has_known_container(data: bytes) -> bool:
-    """Also keeps playlists away from FFmpeg, which would open the files and URLs that they name."""
+    """Also keeps playlists from FFmpeg, which would open the files and URLs that they name."""
     is_avi = data[:4] == b"RIFF" and data[8:12] == b"AVI "
     return data[4:8] == b"ftyp" or data[:4] == b"\x1a\x45\xdf\xa3" or is_avi
 
@@ -81,7 +80,7 @@ def _reader(limits: MediaLimits) -> Reader:
             _TOO_LONG: _invalid(f"is longer than {limits.max_video_seconds:g} s"),
             _INCOMPLETE: _invalid("is incomplete: it has fewer frames than it declares"),
         },
-        # As for media that are decoded in the server itself.
+        # As for media decoded in the server itself.
         too_slow=InvalidRequestError(
             f"The media item could not be decoded within {limits.decode_timeout_s:g} s.",
             code="media_too_large",
@@ -91,14 +90,14 @@ def _reader(limits: MediaLimits) -> Reader:
 
 def _read_frames(output: Output, limits: MediaLimits) -> VideoPart:
     num_frames, height, width, fps = _HEADER.unpack(output.read(_HEADER.size))
-    # Believed only within the limits. A side of a single pixel cannot be shrunk any more.
+    # Trusted only within the limits. A side of a single pixel cannot shrink any further.
     max_pixels = max(limits.max_video_pixels, num_frames * limits.max_aspect_ratio)
     if (
         not 1 <= num_frames <= max(limits.max_video_frames, 1)
         or not 1 <= height * width * num_frames <= max_pixels
     ):
         raise output.damaged(f"{num_frames} frames of {width} x {height} pixels")
-    # Memory is taken as it is written to.
+    # Memory is only committed as it is written to.
     frames = np.empty((num_frames, height, width, 3), dtype=np.uint8)
     output.read_into(frames.data.cast("B"))
     output.check_nothing_left()

@@ -1,5 +1,5 @@
-"""Bucket boundaries of the histograms. Those of vLLM's metrics are vLLM's own (`vllm.v1.metrics.buckets`), so
-that its dashboards and ours can be compared."""
+"""Bucket boundaries of the histograms. vLLM's metrics use vLLM's own (`vllm.v1.metrics.buckets`), so that its
+dashboards and ours can be compared."""
 
 FIRST_OUTPUT_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,

@@ -1,7 +1,7 @@
 """Metrics of the stages and the queues between them, in Prometheus' text format.
 
-Those of autoregressive stages are counted as vLLM counts them, and have vLLM's names and labels, plus the
-label `stage`. They are kept as plain numbers, which cost next to nothing per token.
+Metrics of autoregressive stages are counted as in vLLM and have vLLM's names and labels, plus the label
+`stage`. They are plain numbers, which cost next to nothing per token.
 """
 
 import time
@@ -19,7 +19,7 @@ Clock = Callable[[], float]
 
 
 def _histogram(buckets: tuple[float, ...]) -> Histogram:
-    """Without a registry: `pipeline_text` gives it its name."""
+    """Has no registry: `pipeline_text` gives it its name."""
     return Histogram("seconds", "Seconds.", buckets=buckets, registry=None)
 
 
@@ -28,14 +28,14 @@ class ArStageMetrics:
     """Belongs to one event loop."""
 
     num_running: int = 0
-    """This and the next two as the scheduler last reported them."""
+    """This and the next two are as the scheduler last reported them."""
     num_waiting: int = 0
     kv_cache_usage: float = 0.0
     """Used fraction of the KV cache, 0 to 1."""
     prompt_tokens: int = 0
-    """Of prompts whose first token has been sampled."""
+    """Counted once the first token has been sampled."""
     cached_prompt_tokens: int = 0
-    """Of these, hits of the prefix cache."""
+    """Prompt tokens that hit the prefix cache."""
     generation_tokens: int = 0
     ended: Counter[str] = field(default_factory=Counter)
     """Requests by finish reason: stop, length, abort, error."""
@@ -45,7 +45,7 @@ class ArStageMetrics:
     request_s: Histogram = field(default_factory=lambda: _histogram(REQUEST_S))
 
     def clear(self) -> None:
-        """Forget what was counted: the warm-up does not count."""
+        """Resets the counts: the warm-up does not count."""
         vars(self).update(vars(ArStageMetrics(self.num_running, self.num_waiting, self.kv_cache_usage)))
 
     def reported(self, *, num_running: int, num_waiting: int, kv_cache_usage: float) -> None:
@@ -54,13 +54,13 @@ class ArStageMetrics:
     def request(
         self, num_prompt_tokens: int, *, has_each_token: bool, clock: Clock = time.perf_counter
     ) -> "RequestMeter":
-        """A request that is submitted to the stage now. Without `has_each_token`, its tokens arrive in blocks
+        """Starts to measure a request submitted now. Without `has_each_token`, its tokens arrive in blocks
         and the times of single tokens are unknown."""
         return RequestMeter(self, num_prompt_tokens, has_each_token, clock)
 
 
 class RequestMeter:
-    """One request of the stage."""
+    """Measures one request."""
 
     def __init__(
         self, metrics: ArStageMetrics, num_prompt_tokens: int, has_each_token: bool, clock: Clock
@@ -77,7 +77,7 @@ class RequestMeter:
         self._is_over = False
 
     def tokens(self, count: int, *, num_cached: int) -> None:
-        """`count` tokens have arrived; `num_cached` tokens of the prompt were hits of the prefix cache."""
+        """Records `count` new tokens; `num_cached` tokens of the prompt hit the prefix cache."""
         if count == 0:
             return
         metrics = self._metrics
@@ -93,7 +93,7 @@ class RequestMeter:
         metrics.generation_tokens += count
 
     def ended(self, reason: str) -> None:
-        """Counted once."""
+        """Counts only once."""
         if self._is_over:
             return
         self._is_over = True
@@ -109,7 +109,7 @@ class RequestMeter:
 
 _LABELS = ("model_name", "engine", "stage")
 _ENGINE = "0"
-"""vLLM's number of a data-parallel rank; a stage has one."""
+"""vLLM's data-parallel rank; a stage has one."""
 
 _GAUGES: tuple[tuple[str, str, Callable[[ArStageMetrics], float]], ...] = (
     (

@@ -17,11 +17,11 @@ from omni_server.types import SAMPLE_RATE_HZ
 Samples = npt.NDArray[np.int16]
 
 MAX_APPEND_BYTES = 15 * 1024 * 1024
-"""Of audio in one event; what OpenAI allows."""
+"""Bytes of audio per event; OpenAI's limit."""
 
 
 def decode_audio(text: str, format: WireFormat, param: str) -> Samples:
-    """Base64 as samples [num_samples] at `format.rate_hz`. Raises `InvalidRequestError`."""
+    """Decodes base64 to samples [num_samples] at `format.rate_hz`. Raises `InvalidRequestError`."""
     if not text:
         return np.zeros(0, dtype=np.int16)
     try:
@@ -42,37 +42,38 @@ def decode_audio(text: str, format: WireFormat, param: str) -> Samples:
 
 
 class OutputEncoder:
-    """Encodes a waveform in a format, piece by piece."""
+    """Encodes a waveform piece by piece."""
 
     def __init__(self, format: WireFormat) -> None:
         self._law = format.law if isinstance(format, G711Format) else None
         self._resampler = Resampler(SAMPLE_RATE_HZ, format.rate_hz)
 
     def write(self, samples: npt.NDArray[np.float32]) -> bytes:
-        """Whole samples. `samples` [num_samples] at 24 kHz. Raises `OmniError` if one is not finite."""
+        """Returns whole samples. `samples`: [num_samples], 24 kHz. Raises `OmniError` if one is not
+        finite."""
         if self._law is None:
             return to_int16(samples).tobytes()
         return encode_g711(to_int16(self._resampler.push(samples)), self._law)
 
     def close(self) -> bytes:
-        """The rest of the encoded audio."""
+        """Returns the rest of the encoded audio."""
         return encode_g711(to_int16(self._resampler.flush()), self._law) if self._law is not None else b""
 
 
 def decode_g711(data: bytes, law: Law) -> Samples:
-    """Samples [len(data)] at 8 kHz."""
+    """Returns samples [len(data)] at 8 kHz."""
     samples: Samples = _decoded(law)[np.frombuffer(data, dtype=np.uint8)]
     return samples
 
 
 def encode_g711(samples: Samples, law: Law) -> bytes:
-    """One byte per sample of `samples` [num_samples]."""
+    """Returns one byte per sample of `samples` [num_samples]."""
     return _encoded(law)[samples.astype(np.int32) + 32768].tobytes()
 
 
 @cache
 def _decoded(law: Law) -> Samples:
-    """libsndfile's table, by code, [256]."""
+    """libsndfile's table [256], indexed by code."""
     codes = io.BytesIO(bytes(range(256)))
     samples, _ = soundfile.read(
         codes, dtype="int16", format="RAW", subtype=law, samplerate=G711Format.rate_hz, channels=1
@@ -83,7 +84,7 @@ def _decoded(law: Law) -> Samples:
 
 @cache
 def _encoded(law: Law) -> npt.NDArray[np.uint8]:
-    """libsndfile's table, by sample + 32768, [65536]."""
+    """libsndfile's table [65536], indexed by sample + 32768."""
     file = io.BytesIO()
     every_sample = np.arange(-32768, 32768).astype(np.int16)
     soundfile.write(file, every_sample, G711Format.rate_hz, format="RAW", subtype=law)

@@ -1,9 +1,8 @@
-"""What clients send: one JSON object per text frame, distinguished by its `type`.
+"""Events from clients: one JSON object per text frame, distinguished by its `type`.
 
-The models are ours. Those of `openai.types.realtime` (3.54) tell a client what it may send, not a server what
-to refuse: every field of a message's content is optional, its `type` included; nothing limits lengths and
-numbers; "5" passes for 5; unknown fields are kept; and an error lists what each branch of a union would have
-wanted.
+The models are our own. Those of `openai.types.realtime` (3.54) describe what clients may send, not what a
+server must refuse: every field of a message's content is optional, including `type`; lengths and numbers are
+unbounded; "5" passes for 5; unknown fields are kept; and errors list what each branch of a union expected.
 """
 
 import asyncio
@@ -20,17 +19,17 @@ _PARSE_INLINE_CHARS = 64 * 1024
 """Frames up to this size are parsed in well under a millisecond; a thread would cost more."""
 
 _MAX_PARTS = 256
-"""Of a message; each takes a few hundred bytes of memory whatever it holds."""
+"""Per message; each takes a few hundred bytes of memory, whatever it holds."""
 _MAX_INPUT_ITEMS = 2000
-"""As many as a conversation has."""
-# Only the first error is reported, so validation stops there: a frame has room for millions.
+"""A conversation's limit."""
+# Only the first error is reported, so validation stops there: a frame could hold millions.
 _PARTS = Field(min_length=1, max_length=_MAX_PARTS, fail_fast=True)
 
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class _Lenient(BaseModel):
-    """JSON's types as they are; unknown keys are ignored."""
+    """Validates JSON types strictly; ignores unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -58,7 +57,7 @@ class OutputText(_Lenient):
 
 
 class OutputAudio(_Lenient):
-    """What an assistant said; the model reads its transcript."""
+    """Assistant speech; the model reads its transcript."""
 
     type: Literal["output_audio"]
     transcript: str
@@ -103,7 +102,7 @@ class FunctionCallOutput(_Lenient):
 
 
 class ItemReference(_Lenient):
-    """In the `input` of a response: an item of the conversation."""
+    """A conversation item in the `input` of a response."""
 
     type: Literal["item_reference"]
     id: ItemId
@@ -117,13 +116,13 @@ _InputItem = Annotated[
 
 
 class ResponseParams(BaseModel):
-    """What only a response has, and in `overrides`, not validated yet, what it has instead of the session."""
+    """The fields that only responses have; `overrides` holds unvalidated overrides of session fields."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     conversation: Literal["auto", "none"] | None = None
     metadata: Metadata | None = None
     input: Annotated[list[_InputItem], Field(max_length=_MAX_INPUT_ITEMS, fail_fast=True)] | None = None
-    """Instead of the conversation; may be empty."""
+    """Replaces the conversation; may be empty."""
 
     @property
     def overrides(self) -> dict[str, JsonValue]:
@@ -193,12 +192,12 @@ _EVENTS: dict[str, type[ClientEvent]] = {
 
 
 async def read_frame(text: str) -> dict[str, JsonValue]:
-    """A frame as a JSON object. Raises `InvalidRequestError` with code `invalid_event`."""
+    """Parses a frame as a JSON object. Raises `InvalidRequestError` with code `invalid_event`."""
     return _read(text) if len(text) <= _PARSE_INLINE_CHARS else await asyncio.to_thread(_read, text)
 
 
 def parse_event(frame: dict[str, JsonValue]) -> ClientEvent:
-    """Raises `InvalidRequestError`: code `invalid_event` for an unknown type, otherwise what is wrong with a
+    """Raises `InvalidRequestError`, with code `invalid_event` for an unknown type, else for the invalid
     field."""
     kind = frame.get("type")
     schema = _EVENTS.get(kind) if isinstance(kind, str) else None

@@ -1,4 +1,4 @@
-"""A session's conversation: its items in order, and the messages that the model reads of them."""
+"""A session's conversation: its items in order, and the messages made of them for the model."""
 
 import logging
 from collections import deque
@@ -28,14 +28,14 @@ from omni_server.types import AudioPart, ChatMessage, ContentPart, MediaKind, Mo
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 64 * 1024 * 1024
-"""23 minutes of 24 kHz audio, more than the models' longest prompt: older items could not be read anyway."""
+"""23 minutes of 24 kHz audio, more than the models' longest prompt: older items would not fit anyway."""
 _MAX_ITEMS = 2000
 _ROUNDING_MS = 100
-"""Tolerance for clients that round the position of their player up."""
+"""Tolerance for clients that round their playback position up."""
 
 
 class Conversation:
-    """At most `_MAX_ITEMS` items of `MAX_BYTES` together; beyond that the oldest are forgotten."""
+    """Holds at most `_MAX_ITEMS` items of `MAX_BYTES` in total; beyond that, drops the oldest."""
 
     def __init__(self) -> None:
         self.id = new_id("conv")
@@ -57,8 +57,8 @@ class Conversation:
         return next((item for item in self._items if item.id == item_id), None)
 
     def add(self, item: Item, previous_item_id: str | None = None) -> str | None:
-        """Puts `item` at the end, or behind another one; "root" is the beginning. Returns the id of the item
-        before.
+        """Inserts `item` at the end or after another one; "root" is the beginning. Returns the previous
+        item's id.
 
         Raises `InvalidRequestError`.
         """
@@ -75,7 +75,7 @@ class Conversation:
     def retrieve(
         self, item_id: str, doing: str = "retrieving", code: str = "item_retrieve_invalid_item_id"
     ) -> Item:
-        """Raises `InvalidRequestError` with `code`, which says what could not be done, where there is none."""
+        """Raises `InvalidRequestError` with `code` if there is no such item."""
         item = self.find(item_id)
         if item is None:
             raise InvalidRequestError(
@@ -129,11 +129,10 @@ class Conversation:
 
 
 def messages_of(items: Sequence[Item], instructions: str, model: ModelInfo) -> tuple[ChatMessage, ...]:
-    """The instructions as a system message, if there are any, then the items.
+    """Returns the instructions as a system message, if any, then the items.
 
-    A prompt may hold only so many recordings and images (`ModelInfo.max_media_per_prompt`): it holds the
-    latest ones. An older recording is replaced by its transcript, if it is known; messages that are left with
-    nothing are left out.
+    `ModelInfo.max_media_per_prompt` limits recordings and images: the prompt holds the latest ones. Older
+    recordings are replaced by their transcripts, if known; messages that become empty are omitted.
     """
     room: dict[MediaKind, int] = {
         kind: model.max_media_per_prompt.get(kind, 0) for kind in ("audio", "image")
@@ -153,9 +152,9 @@ def messages_of(items: Sequence[Item], instructions: str, model: ModelInfo) -> t
 
 
 def without_oldest(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...] | None:
-    """About a quarter shorter, for a prompt that did not fit; None if only the last message is left.
+    """Drops about a quarter of a prompt that did not fit. None if only the last message is left.
 
-    System messages at the beginning stay.
+    Leading system messages stay.
     """
     kept = 0
     while kept < len(messages) and messages[kept].role == "system":
@@ -164,13 +163,13 @@ def without_oldest(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]
     if num_others <= 1:
         return None
     rest = messages[kept + min(max(1, num_others // 4), num_others - 1) :]
-    while len(rest) > 1 and rest[0].role == "tool":  # the result of a call that is gone
+    while len(rest) > 1 and rest[0].role == "tool":  # the result of a dropped call
         rest = rest[1:]
     return messages[:kept] + rest
 
 
 def _message(item: Item, room: dict[MediaKind, int]) -> ChatMessage:
-    """`room`: how many recordings and images the prompt may still hold; those of `item` are deducted."""
+    """`room`: recordings and images that the prompt may still hold; those of `item` are deducted."""
     match item:
         case SystemItem():
             return ChatMessage("system", tuple(TextPart(part.text) for part in item.content))
@@ -182,7 +181,7 @@ def _message(item: Item, room: dict[MediaKind, int]) -> ChatMessage:
             return ChatMessage("user", tuple(part for part in reversed(parts) if part is not None))
         case CallItem(status="completed"):
             return ChatMessage("assistant", (), (ToolCall(item.name, item.arguments),))
-        case CallItem():  # interrupted while it was written
+        case CallItem():  # interrupted while being written
             return ChatMessage("assistant", ())
         case CallOutputItem():
             return ChatMessage("tool", (TextPart(item.output),))
@@ -203,5 +202,5 @@ def _user_part(part: InputContent, room: dict[MediaKind, int]) -> ContentPart | 
 
 
 def audio_part(audio: HeardAudio) -> AudioPart:
-    """At its own rate: the model's processor brings it to the encoder's."""
+    """Keeps the sample rate: the model's processor resamples."""
     return AudioPart(audio.samples.astype(np.float32) / np.float32(32768.0), audio.rate_hz)

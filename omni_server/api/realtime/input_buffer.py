@@ -1,4 +1,4 @@
-"""The audio that a client has sent and that has not become an item yet, and the turns found in it."""
+"""Buffers client audio that has not become an item yet, and finds the turns in it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ from omni_server.errors import InvalidRequestError
 
 _MIN_COMMIT_MS = 100
 _QUIET_S = 30.0
-"""Seconds without speech that are kept with turn detection, for a client that commits by itself."""
+"""Seconds without speech kept under turn detection, for clients that commit themselves."""
 
 
 @dataclass(frozen=True)
 class Started:
     audio_start_ms: int
-    """Since the session's first sample; the prefix padding is included."""
+    """Since the session's first sample; includes the prefix padding."""
 
 
 @dataclass(frozen=True)
 class Stopped:
     audio_end_ms: int
     samples: Samples
-    """The turn [num_samples], from prefix padding to the end of the silence."""
+    """The turn [num_samples], from the prefix padding to the end of the silence."""
 
 
 class InputBuffer:
-    """Times count all audio that was ever appended in this session, in ms."""
+    """Times count all audio ever appended in this session, in ms."""
 
     def __init__(self, new_model: Callable[[], SpeechModel], max_s: float) -> None:
         """A turn ends after `max_s` seconds, even if the user is still speaking."""
@@ -38,7 +38,7 @@ class InputBuffer:
         self._max_s = max_s
         self._rate = 0
         self._samples = bytearray()
-        """16-bit. A bytearray grows at its end and is cut at its beginning without a copy of all of it."""
+        """16-bit. A bytearray grows at its end and shrinks at its beginning without a full copy."""
         self._begin_ms = 0.0
         """Time of the first sample in the buffer."""
         self._detector: TurnDetector | None = None
@@ -48,7 +48,7 @@ class InputBuffer:
         self._configured: tuple[WireFormat, TurnDetection | None] | None = None
 
     def configure(self, format: WireFormat, turn_detection: TurnDetection | None) -> None:
-        """Another format empties the buffer; other turn detection starts a new detector."""
+        """A new format empties the buffer; new turn detection starts a new detector."""
         if self._configured == (format, turn_detection):
             return
         if self._configured is None or self._configured[0] != format:
@@ -73,10 +73,10 @@ class InputBuffer:
         return len(self._samples) // 2
 
     def append(self, samples: Samples) -> Iterator[Started | Stopped]:
-        """Take `samples` [num_samples] and yield the turns as they are found; iterate to the end.
+        """Appends `samples` [num_samples] and yields turns as they are found; iterate to the end.
 
-        Computes for 5 ms per second of audio. Raises `InvalidRequestError` where the buffer would grow beyond
-        the longest turn; nothing has been taken then.
+        Takes 5 ms per second of audio. Raises `InvalidRequestError`, with nothing appended, if the buffer
+        would grow beyond the longest turn.
         """
         if self._detector is None and self.seconds + len(samples) / self._rate > self._max_s:
             raise InvalidRequestError(
@@ -89,7 +89,7 @@ class InputBuffer:
             yield from self._append_second(samples[begin : begin + self._rate])
 
     def commit(self) -> Samples:
-        """All audio in the buffer, which is empty afterwards. Raises `InvalidRequestError` for too little."""
+        """Returns all buffered audio and empties the buffer. Raises `InvalidRequestError` for too little."""
         if self.seconds * 1000 < _MIN_COMMIT_MS:
             raise InvalidRequestError(
                 "Error committing input audio buffer: buffer too small. Expected at least "

@@ -1,4 +1,4 @@
-"""Items that clients write themselves, with their audio and images decoded."""
+"""Loads items that clients write, and decodes their audio and images."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -45,13 +45,13 @@ class ItemLoader:
         param: str,
         conversation: Conversation,
     ) -> list[Item]:
-        """Items of clients, with their media decoded. `given` maps what errors call an item to the item; items
-        may refer to those of `conversation` and to its calls. `format` is the session's for input audio;
-        `param` names all of `given` in errors.
+        """Loads items of clients and decodes their media. `given` maps each item's name in errors to the
+        item; items may refer to items and calls of `conversation`. `format` is the session's input audio
+        format; `param` names all of `given` in errors.
 
-        Raises `InvalidRequestError`, and `OverloadedError` if no thread became free to decode an image.
-        Nothing is decoded where there are more media than a prompt holds, and nothing more where they are too
-        large together.
+        Raises `InvalidRequestError`, or `OverloadedError` if no thread became free to decode an image.
+        Decodes nothing if there are more media than a prompt holds, and stops when their total size is too
+        large.
         """
         check_media(
             (media for name, item in given.items() for media in _media_of(item, name)), self.model, param
@@ -69,7 +69,7 @@ class ItemLoader:
             if isinstance(found, CallItem):
                 call_ids.add(found.call_id)
             elif isinstance(found, CallOutputItem) and found.call_id not in call_ids:
-                raise InvalidRequestError(  # in OpenAI's words
+                raise InvalidRequestError(  # OpenAI's wording
                     f"Tool call ID '{found.call_id}' not found in conversation.",
                     param=f"{name}.call_id",
                     code="invalid_tool_call_id",
@@ -130,7 +130,7 @@ class ItemLoader:
 
 
 def _media_of(given: client.GivenItem | client.ItemReference, param: str) -> Iterator[tuple[MediaKind, str]]:
-    """The kind of each audio and image of `given`, and what errors call it."""
+    """Yields the kind of each audio and image of `given`, and its name in errors."""
     for index, part in enumerate(given.content if isinstance(given, client.UserMessage) else []):
         if not isinstance(part, client.InputText):
             yield "audio" if isinstance(part, client.InputAudio) else "image", f"{param}.content[{index}]"
@@ -138,13 +138,13 @@ def _media_of(given: client.GivenItem | client.ItemReference, param: str) -> Ite
 
 @dataclass
 class _Room:
-    """What may still be decoded of the item or input that `param` names."""
+    """The remaining memory budget of the item or input that `param` names."""
 
     param: str
     num_bytes: int = MAX_BYTES
 
     def take(self, part: InputContent) -> None:
-        """Raises `InvalidRequestError` where `part` is more than there is room for."""
+        """Raises `InvalidRequestError` if `part` exceeds the budget."""
         self.num_bytes -= content_bytes(part)
         if self.num_bytes < 0:
             what = self.param.removeprefix("response.")

@@ -1,7 +1,6 @@
 """The items of a conversation, as the server keeps them and as events show them.
 
-Events hold the items themselves. What is `Unsent` stays here; fields that are always null are there for
-clients.
+Events contain the items themselves, without `Unsent` fields. Fields that are always null exist for clients.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ Unsent = Annotated[_T, PlainValidator(lambda value: value), Field(exclude=True)]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 _LONGEST_WORD = 30
-"""Characters. Languages that do not put spaces between words are cut where they are."""
+"""In characters. Text without spaces between words is cut anywhere."""
 
 
 @dataclass
@@ -37,7 +36,7 @@ class AnswerText:
 
 @dataclass
 class HeardAudio:
-    """What the user said; the model hears it again in every later turn. It is not sent back."""
+    """User audio. The model reads it again in every later turn; it is never sent back."""
 
     samples: Unsent[Samples]
     rate_hz: Unsent[int]
@@ -56,11 +55,11 @@ class SeenImage:
 
 @dataclass
 class SpokenAudio:
-    """What the assistant said. The audio is not kept: later turns read its transcript."""
+    """Assistant speech. The audio is not kept: later turns read its transcript."""
 
     transcript: str
     num_samples: Unsent[int] = 0
-    """At 24 kHz, as it was made so far."""
+    """At 24 kHz, generated so far."""
     is_truncated: Unsent[bool] = False
     text: None = None
     type: Literal["output_audio"] = "output_audio"
@@ -70,11 +69,11 @@ class SpokenAudio:
         return 1000 * self.num_samples / SAMPLE_RATE_HZ
 
     def truncate(self, audio_end_ms: int) -> None:
-        """Cuts the transcript where the listener stopped hearing: at the share of its characters that the
-        audio heard has of the audio made, moved back to the end of a word.
+        """Cuts the transcript where the listener stopped: keeps the share of its characters that equals the
+        share of the generated audio that was heard, back to the end of a word.
 
-        The text of an answer is finished before its audio: where the answer itself was interrupted, some of
-        the text has no audio yet, and a little more text is kept than was heard.
+        The text of an answer is finished before its audio: if the answer itself was interrupted, some of its
+        text has no audio yet, and slightly more text is kept than was heard.
         """
         self.is_truncated = True
         if audio_end_ms >= self.audio_ms:
@@ -121,7 +120,7 @@ class AssistantItem(_Item):
 
 @dataclass
 class CallItem(_Item):
-    """A function that the assistant wants to be called."""
+    """A function call that the assistant requests."""
 
     call_id: str
     name: str
@@ -132,7 +131,7 @@ class CallItem(_Item):
 
 @dataclass
 class CallOutputItem(_Item):
-    """What a function returned."""
+    """The result of a function call."""
 
     call_id: str
     output: str
@@ -143,7 +142,7 @@ Item = SystemItem | UserItem | AssistantItem | CallItem | CallOutputItem
 
 
 def num_bytes(item: Item) -> int:
-    """Of memory, about."""
+    """Estimates memory use."""
     match item:
         case CallItem():
             return 200 + len(item.arguments)
@@ -154,7 +153,7 @@ def num_bytes(item: Item) -> int:
 
 
 def content_bytes(part: InputContent | OutputContent) -> int:
-    """Of memory, about."""
+    """Estimates memory use."""
     match part:
         case WrittenText() | AnswerText():
             return 200 + len(part.text)

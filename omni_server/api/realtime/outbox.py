@@ -1,4 +1,4 @@
-"""Events that wait to be sent to the client: in order and bounded; writers never wait."""
+"""A bounded, ordered queue of events for the client; writers never wait."""
 
 import asyncio
 from collections import deque
@@ -8,7 +8,7 @@ from typing import NoReturn
 from omni_server.api.realtime.server_events import OutputAudioDelta, ServerEvent
 
 _MAX_CHARS = 16 * 1024 * 1024
-"""Of unsent events: four minutes of audio. Answers are generated faster than played; clients buffer them."""
+"""Unsent events: four minutes of audio. Answers are generated faster than played; clients buffer them."""
 
 
 class SlowClientError(Exception):
@@ -17,11 +17,11 @@ class SlowClientError(Exception):
 
 class Outbox:
     def __init__(self, send: Callable[[str], Awaitable[None]], send_timeout_s: float) -> None:
-        """`send` gives one frame to the connection and returns when that has room for the next."""
+        """`send` passes one frame to the connection and returns when there is room for the next."""
         self._send = send
         self._send_timeout_s = send_timeout_s
         self._frames: deque[tuple[str, str | None]] = deque()
-        """With the response whose audio they are; None for all other events."""
+        """Each with the response whose audio it is; None for other events."""
         self._num_chars = 0
         self._is_overflowing = False
         self._filled = asyncio.Event()
@@ -49,7 +49,7 @@ class Outbox:
         self._is_overflowing = False
 
     async def run(self) -> NoReturn:
-        """Sends until it is cancelled. Raises `SlowClientError`, and what `send` raises."""
+        """Sends until cancelled. Raises `SlowClientError` and whatever `send` raises."""
         while True:
             while self._frames:
                 if self._is_overflowing:
@@ -66,5 +66,5 @@ class Outbox:
             await self._filled.wait()
 
     async def wait_sent(self) -> None:
-        """Returns when all events have been sent, while `run` runs."""
+        """Returns when `run` has sent all events."""
         await self._empty.wait()

@@ -46,10 +46,10 @@ class ResponsePlan:
 
     id: str
     config: SessionConfig
-    """In force for this response."""
+    """In effect for this response."""
     messages: tuple[ChatMessage, ...]
     conversation: Conversation | None
-    """Gets the answer as items; None for a response outside of it."""
+    """Receives the answer as items; None for an out-of-band response."""
     metadata: Mapping[str, str] | None
 
     def request(self, model: ModelInfo) -> OmniRequest:
@@ -66,7 +66,7 @@ class ResponsePlan:
         )
 
     def shortened(self, request: OmniRequest) -> OmniRequest | None:
-        """Without the oldest turns; None if only the last is left, or if `truncation` is "disabled"."""
+        """Drops the oldest turns. Returns None if only the last is left or `truncation` is "disabled"."""
         messages = self._shorter(request.messages)
         if messages is None:
             return None
@@ -96,31 +96,29 @@ class ResponseRun:
         state: ServerState,
         on_end: Callable[["ResponseRun"], None],
     ) -> None:
-        """Starts it. `on_end` is called once, when the last event has been written and everything been
-        released."""
+        """Starts the task. Calls `on_end` once, when the last event is written and everything is released."""
         self.id = plan.id
         self.is_out_of_band = plan.conversation is None
         self._plan = plan
         self._writer = _Writer(plan, outbox)
         self._state = state
         self.task = asyncio.create_task(self._run(), name=f"realtime response {self.id}")
-        """Ends when everything has been released. Cancelling it stops the response without an event."""
-        # A task that is cancelled before its first step never reaches a `finally` of its own.
+        """Ends when everything is released. Cancelling it stops the response without an event."""
+        # A task cancelled before its first step never reaches a `finally` of its own.
         self.task.add_done_callback(lambda _: on_end(self))
 
     @property
     def is_over(self) -> bool:
-        """Its `response.done` has been written."""
+        """Whether `response.done` has been written."""
         return self._writer.is_closed
 
     def cancel(self, reason: events.Reason) -> None:
-        """Writes the last events at once, without waiting until the stages have released the request."""
+        """Writes the last events immediately, without waiting for the stages to release the request."""
         self._writer.close("cancelled", reason=reason)
         self.task.cancel()
 
     async def _run(self) -> None:
-        # A session that waits for its user is not at work, but a response is: a server that stops waits for
-        # it.
+        # An idle session does not delay shutdown, but a response does: the server waits for it.
         with self._state.request_in_flight():
             try:
                 await self._answer()
@@ -156,13 +154,13 @@ class ResponseRun:
 
 
 class _Writer:
-    """The events of one response, in the order that clients rely on.
+    """Writes the events of one response in the order that clients rely on.
 
-    `open_message`, any number of `text`, `audio` and `call`, `close`; `close` may come at any time and ends
-    it. Without `open_message`, the message is opened by the first text or audio: a response may be nothing
-    but calls. Calls are written while the model writes them, but behind a message only when that is complete:
-    clients answer a call as soon as it is written, and a new response would be refused while this one's audio
-    is still being made.
+    Call `open_message`, then `text`, `audio` and `call` in any order, then `close`, which is allowed at any
+    time. Without `open_message`, the first text or audio opens the message: a response may consist of calls
+    only. Calls are streamed, but after a message they wait until it is complete: clients answer a call as
+    soon as it is written, and a new response would be refused while the audio of this one is still being
+    generated.
     """
 
     def __init__(self, plan: ResponsePlan, outbox: Outbox) -> None:
@@ -174,7 +172,7 @@ class _Writer:
         self._message: AssistantItem | None = None
         self._output: list[AssistantItem | CallItem] = []
         self._previous_ids: list[str | None] = []
-        """For each item of the output, the id of the conversation's item before it."""
+        """Per output item, the id of the item before it in the conversation."""
         self._held_calls: list[ToolCallDelta] = []
         self.is_closed = False
         outbox.put(events.ResponseEvent(type="response.created", response=plan.wire()))
@@ -203,7 +201,7 @@ class _Writer:
             self._outbox.put(events.OutputTextDelta(response_id=response_id, item_id=item_id, delta=text))
 
     def audio(self, samples: npt.NDArray[np.float32]) -> None:
-        """`samples` [num_samples] at 24 kHz; sent in deltas of at most 0.2 s, so that little is in flight
+        """Sends `samples` [num_samples] at 24 kHz in deltas of at most 0.2 s, so that little is in flight
         when the user interrupts."""
         self.open_message()
         if self._message is None or self._encoder is None:
@@ -229,10 +227,10 @@ class _Writer:
         reason: events.Reason | None = None,
         error: OmniError | None = None,
     ) -> None:
-        """Everything that is open is closed; nothing of this response is sent afterwards.
+        """Closes everything that is open; nothing of this response is sent afterwards.
 
-        A call that is not complete gets no `arguments.done`: clients would run it. Raises `OmniError` if the
-        last audio cannot be encoded; then nothing is closed yet.
+        An incomplete call gets no `arguments.done`: clients would run it. Raises `OmniError`, with nothing
+        closed yet, if the last audio cannot be encoded.
         """
         if self.is_closed:
             return
@@ -277,7 +275,7 @@ class _Writer:
             )
 
     def _end_call(self, status: ItemStatus) -> None:
-        """Of the call that is being written, if there is one."""
+        """Ends the call that is being written, if any."""
         item = self._output[-1] if self._output else None
         if not isinstance(item, CallItem) or item.status != "in_progress":
             return
@@ -297,7 +295,7 @@ class _Writer:
         self._end(index)
 
     def _begin(self, item: AssistantItem | CallItem) -> None:
-        """Makes `item` the next one of the output, and the last one of the conversation."""
+        """Appends `item` to the output and to the conversation."""
         index = len(self._output)
         self._outbox.put(events.OutputItemAdded(response_id=self._plan.id, output_index=index, item=item))
         previous_id = None

@@ -1,4 +1,4 @@
-"""`/v1/realtime`: which connections are accepted, and one WebSocket from its acceptance to its end."""
+"""`/v1/realtime`: accepts or refuses connections, and serves each WebSocket until it closes."""
 
 import asyncio
 import contextlib
@@ -36,9 +36,9 @@ class _End:
 
     reason: str
     code: int | None
-    """Of the closing frame; None if the client has disconnected."""
+    """Close code; None if the client has disconnected."""
     error: OmniError | None = None
-    """Sent before it closes."""
+    """Sent before the close frame."""
 
 
 _CLIENT_LEFT = _End("the client has left", None)
@@ -47,14 +47,14 @@ _CLIENT_LEFT = _End("the client has left", None)
 def realtime_router(
     state: ServerState, config: ApiConfig, new_model: Callable[[], SpeechModel] = SileroModel
 ) -> APIRouter:
-    """`new_model` makes the speech detector of one audio stream."""
+    """`new_model` creates the speech detector of one audio stream."""
     router = APIRouter()
     media = MediaLoader.from_config(config)
     num_sessions = 0
 
     @router.websocket("/v1/realtime", name="realtime")
     async def serve(websocket: WebSocket) -> None:
-        """Refuses the upgrade with the status and body that a request would get, or serves until the end."""
+        """Refuses the upgrade with the status and body of an HTTP error, or serves until the end."""
         nonlocal num_sessions
         try:
             model = state.require_generator().model_info
@@ -96,13 +96,13 @@ def realtime_router(
 @dataclass(frozen=True)
 class _Connection:
     websocket: WebSocket
-    """Has been accepted."""
+    """Already accepted."""
     session: Session
     outbox: Outbox
     state: ServerState
 
     async def run(self, config: ApiConfig) -> _End:
-        """Returns when the connection is closed and everything that it held has been released."""
+        """Returns when the connection is closed and everything it held is released."""
         with contextlib.ExitStack() as held:
             sending = asyncio.create_task(self._send())
             others = (
@@ -135,7 +135,7 @@ class _Connection:
                 if message["type"] == "websocket.disconnect":
                     return _CLIENT_LEFT
                 await self.session.handle(message.get("text"))
-                # A client that sends faster than it is served must not keep others waiting.
+                # A client that sends faster than it is served must not starve the others.
                 await asyncio.sleep(0)
         except Exception:
             logger.exception("realtime session %s failed", self.session.id)
@@ -151,7 +151,7 @@ class _Connection:
             return _End("the client is too slow", _POLICY, error)
 
     async def _finish_with_server(self, held: contextlib.ExitStack) -> _End:
-        """The server waits until the current answer is complete and the client has been sent the error."""
+        """On shutdown, keeps the server up until the current answer and the error have been sent."""
         await self.state.draining.wait()
         held.enter_context(self.state.request_in_flight())
         await self.session.wait_answered()

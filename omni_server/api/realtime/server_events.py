@@ -1,9 +1,9 @@
-"""What the server sends: its events, and the objects inside of them.
+"""The events that the server sends, and the objects inside them.
 
-Clients break on event types that they do not know, so these are all there are. The models are ours; the tests
-hold what is sent against `openai.types.realtime` (3.54). There `type` and `event_id` have no default, so that
-every sender would have to give both; a session has neither `id` nor `expires_at`; and nearly every field of a
-response is optional.
+Clients break on unknown event types, so there are no others. The models are our own; the tests check what is
+sent against `openai.types.realtime` (3.54). There, `type` and `event_id` have no default, so every sender
+would have to set both; a session has neither `id` nor `expires_at`; and nearly every field of a response is
+optional.
 """
 
 import uuid
@@ -25,7 +25,7 @@ def new_id(prefix: str) -> str:
 
 
 class WirePart(BaseModel):
-    """What `response.content_part.*` call a part; the types have other names there than in items."""
+    """A part in `response.content_part.*`, where the types have other names than in items."""
 
     type: Literal["audio", "text"]
     text: str | None = None
@@ -60,7 +60,7 @@ class WireUsage(BaseModel):
 
 
 NO_USAGE = WireUsage.of(Usage(PromptTokens(total=0, text=0, audio=0, image=0, video=0), 0, 0))
-"""Of a response that did not complete: what it used is not known then."""
+"""Used for responses that did not complete: their usage is unknown."""
 
 
 class TranscriptionUsage(BaseModel):
@@ -92,7 +92,7 @@ class FailureDetails(BaseModel):
 
 
 class StatusDetails(BaseModel):
-    """Of a response that did not complete."""
+    """Explains why a response did not complete."""
 
     type: ResponseStatus
     reason: Reason | None = None
@@ -105,7 +105,7 @@ class WireError(BaseModel):
     message: str
     param: str | None
     event_id: str | None
-    """Of the client's event that is to blame."""
+    """The client event that caused the error."""
 
     @classmethod
     def of(cls, error: OmniError, event_id: JsonValue = None) -> "WireError":
@@ -145,7 +145,7 @@ class WireSession(SessionConfig):
     object: Literal["realtime.session"] = "realtime.session"
     id: str
     expires_at: int
-    """Unix time, s."""
+    """Unix time in s."""
 
 
 # -- events
@@ -217,7 +217,7 @@ class ItemTruncated(ServerEvent):
 
 
 class _TranscriptionEvent(ServerEvent):
-    """Of what the user said."""
+    """Concerns the user's audio."""
 
     item_id: str
     content_index: int = 0
@@ -269,7 +269,7 @@ class OutputItemDone(ServerEvent):
 
 
 class _PartEvent(ServerEvent):
-    """Of the only part of a response's message, which is its first item."""
+    """Concerns the only part of a response's message, its first item."""
 
     response_id: str
     item_id: str

@@ -1,4 +1,4 @@
-"""One session: how it reacts to each event of the client and to each turn of the user."""
+"""One session: its reactions to client events and to the user's turns."""
 
 import asyncio
 import logging
@@ -26,18 +26,18 @@ from omni_server.types import ModelInfo
 
 logger = logging.getLogger(__name__)
 
-# A session holds one place among the server's requests, however many generations it runs.
+# A session counts as one of the server's requests, however many generations it runs.
 _MAX_OUT_OF_BAND = 4
-"""Responses outside of the conversation and transcriptions that may run at the same time, together."""
+"""Concurrent out-of-band responses and transcriptions, counted together."""
 _MAX_IN_CONVERSATION = 3
-"""Responses of the conversation: one, and cancelled ones that the stages have not released yet."""
+"""Responses in the conversation: one, plus cancelled ones that the stages have not released yet."""
 _INLINE_S = 0.5
-"""Audio up to this length is searched for speech in 3 ms; a longer piece goes to a thread."""
+"""Speech detection in this much audio takes 3 ms; longer pieces go to a thread."""
 _RELEASE_TIMEOUT_S = 10.0
 
 
 class Session:
-    """Belongs to one connection; `handle` is called for one frame after the other."""
+    """Belongs to one connection; calls of `handle` do not overlap."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class Session:
         self._runs: set[ResponseRun] = set()
         self._transcriptions: set[asyncio.Task[None]] = set()
         self._spoken_item_id: str | None = None
-        """Of the item that the turn now being spoken will become."""
+        """Id of the item that the current turn will become."""
         self._answer_is_due = False
-        """The user has finished a turn while a response ran that was not to be interrupted."""
+        """The user finished a turn during a response that was not to be interrupted."""
         self._apply_config("session.created")
 
     @property
     def is_busy(self) -> bool:
-        """A response is in progress."""
+        """Whether a response is in progress."""
         return bool(self._runs)
 
     async def wait_answered(self) -> None:
@@ -77,7 +77,7 @@ class Session:
             await asyncio.wait([run.task for run in self._runs])
 
     async def close(self) -> None:
-        """Releases everything without sending events about it."""
+        """Releases everything without sending events."""
         self._answer_is_due = False
         tasks = [*(run.task for run in self._runs), *self._transcriptions]
         for task in tasks:
@@ -88,7 +88,7 @@ class Session:
                 logger.error("session %s: %d requests were not released in time", self.id, len(late))
 
     async def handle(self, text: str | None) -> None:
-        """One frame; None if it is binary. An invalid one is answered with an error event; the session
+        """Handles one frame; None if it is binary. Answers an invalid one with an error event and
         continues."""
         event_id: JsonValue = None
         try:
@@ -222,7 +222,7 @@ class Session:
 
     @property
     def _answering(self) -> ResponseRun | None:
-        """The response of the conversation that has not written its last event yet."""
+        """The conversation's response that has not written its last event yet."""
         return next((run for run in self._runs if not run.is_out_of_band and not run.is_over), None)
 
     async def _create_response(self, params: client.ResponseParams) -> None:
@@ -232,7 +232,7 @@ class Session:
         if params.input is not None:
             given = {f"response.input[{index}]": item for index, item in enumerate(params.input)}
             items = await self._load(given, "response.input")
-            self._check_room(is_out_of_band)  # a turn that was due may be answered by now
+            self._check_room(is_out_of_band)  # a pending turn may be answered by now
         self._start(params, items)
 
     def _check_room(self, is_out_of_band: bool) -> None:
@@ -278,7 +278,7 @@ class Session:
         if event.response_id is not None:
             run = next((run for run in self._runs if run.id == event.response_id), None)
         if run is None or run.is_over:
-            # Clients tell this harmless race by its code or by how the message begins.
+            # Clients recognise this harmless race by its code or by how the message begins.
             raise InvalidRequestError(
                 "Cancellation failed: no active response found", code="response_cancel_not_active"
             )

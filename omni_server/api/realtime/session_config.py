@@ -1,4 +1,4 @@
-"""The session object: what a client may set, and how an update changes it."""
+"""The session object: the fields that clients may set, and how updates apply."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
@@ -14,13 +14,13 @@ from omni_server.types import ModelInfo, ToolUse
 JsonObject = Mapping[str, JsonValue]
 
 NotApplied = Annotated[None, BeforeValidator(lambda _: None)]
-"""Accepted without effect from clients that send it by habit; the session shows null, which is in effect."""
+"""Accepted but ignored, because clients send it by habit; the session shows null, the value in effect."""
 Unshown = Annotated[NotApplied, Field(exclude=True)]
-"""The same where clients do not know the field: Pipecat ends at an unknown one in `transcription`."""
+"""The same, but not shown to clients: Pipecat fails on an unknown field in `transcription`."""
 
 
 class PcmFormat(ExactModel):
-    """16 bit, little-endian, mono."""
+    """16-bit, little-endian, mono."""
 
     type: Literal["audio/pcm"] = "audio/pcm"
     rate: Literal[24000] = 24000
@@ -32,7 +32,7 @@ Law = Literal["ULAW", "ALAW"]
 
 
 class G711Format(ExactModel):
-    """The telephone network's."""
+    """The format of telephony."""
 
     type: Literal["audio/pcmu", "audio/pcma"]
     rate_hz: ClassVar[int] = 8_000
@@ -62,7 +62,7 @@ class ServerVad(ExactModel):
 
 
 class SemanticVad(ExactModel):
-    """For clients whose default it is: the same detector; eagerness is how much silence it waits for."""
+    """Serves clients that default to it: the same detector, with the silence set by `eagerness`."""
 
     type: Literal["semantic_vad"]
     threshold: ClassVar[float] = 0.5
@@ -80,7 +80,7 @@ TurnDetection = ServerVad | SemanticVad
 
 
 class Transcription(ExactModel):
-    """Of what the user says. The served model transcribes, whatever `model` names."""
+    """Transcription of user audio, by the served model, whatever `model` names."""
 
     model: str | None = None
     language: str | None = None
@@ -130,7 +130,7 @@ Truncation = Annotated[
 
 
 class FunctionDefinition(ExactModel):
-    """Flat, unlike in chat completions."""
+    """Flat, unlike that of chat completions."""
 
     type: Literal["function"]
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -157,12 +157,12 @@ class SessionConfig(ExactModel):
     type: Literal["realtime"] = "realtime"
     model: str
     output_modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
-    """One of the two: `audio` brings its transcript along."""
+    """One of the two: `audio` includes its transcript."""
     instructions: str = ""
     tools: Annotated[list[FunctionDefinition], Field(max_length=128)] = Field(default_factory=list)
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: Annotated[bool | None, Field(exclude_if=lambda value: value is None)] = None
-    """False: a response calls one function at most. None is the same as true."""
+    """If false, a response calls at most one function. None means true."""
     max_output_tokens: MaxOutputTokens = "inf"
     truncation: Truncation = "auto"
     tracing: NotApplied = None
@@ -177,7 +177,7 @@ class SessionConfig(ExactModel):
 
 
 def first_config(model: ModelInfo) -> SessionConfig:
-    """What a session starts with."""
+    """Returns the initial settings."""
     return SessionConfig(
         model=model.name,
         output_modalities=["audio"] if model.voices else ["text"],
@@ -189,9 +189,9 @@ _NULLABLE = frozenset({"turn_detection", "transcription", "noise_reduction", "tr
 
 
 def merged(base: JsonObject, changes: JsonObject) -> dict[str, JsonValue]:
-    """`base` with the keys of `changes`; objects in both are merged, except where their `type` differs: an
-    object of another type shares no fields with the old one. Null changes only what can be switched off:
-    clients send it for fields that they do not set."""
+    """Returns `base` with `changes` merged in. An object with another `type` replaces the old one, because
+    the two types share no fields. Null changes only what can be switched off: clients send it for fields that
+    they do not set."""
     result = dict(base)
     for key, value in changes.items():
         if value is None and key not in _NULLABLE:
@@ -213,9 +213,9 @@ def updated(
     *,
     param: Literal["session", "response"] = "session",
 ) -> SessionConfig:
-    """The session after `changes`, all of them or none. `param` names `changes` in errors.
+    """Applies all of `changes` or none. `param` names `changes` in errors.
 
-    Raises `InvalidRequestError` for values that are wrong or that this server cannot serve.
+    Raises `InvalidRequestError` for values that are invalid or not supported by this server.
     """
     body = validate(_Body, {param: merged(config.model_dump(mode="json"), changes)})
     new = body.session or body.response
@@ -234,14 +234,14 @@ def updated(
 
 
 class _Body(BaseModel):
-    """The session in a body, under the key by which errors name its fields."""
+    """Holds the session under the key that errors use to name its fields."""
 
     session: SessionConfig | None = None
     response: SessionConfig | None = None
 
 
 def tool_use(config: SessionConfig, param: str = "session") -> ToolUse | None:
-    """The functions that the model may call. None if it may call none: then the prompt shows none either.
+    """Returns the functions that the model may call, or None; then the prompt shows none either.
 
     Raises `InvalidRequestError`; `param` names `config` in errors.
     """

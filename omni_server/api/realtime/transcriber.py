@@ -1,4 +1,4 @@
-"""Transcripts of what the user said: a short text-only request, outside of the conversation."""
+"""Transcribes user audio with a short text-only request outside of the conversation."""
 
 import logging
 from contextlib import aclosing
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 async def transcribe(
     item_id: str, audio: HeardAudio, config: Transcription, outbox: Outbox, state: ServerState
 ) -> None:
-    """Writes the events of the transcription of `audio`, which belongs to the item; sets its `transcript`."""
+    """Transcribes `audio` of the item, writes the events and sets `audio.transcript`."""
     with state.request_in_flight():
         try:
             await _transcribe(item_id, audio, config, outbox, state)

