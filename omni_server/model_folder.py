@@ -155,9 +155,9 @@ def _check_checkpoint(
     if set(architectures).isdisjoint(found):
         model_type = _read_json_object(config_file).get("model_type", "missing")
         raise ConfigError(
-            f"MODEL '{model}' is not a checkpoint that this server can run: its config.json (model_type: {model_type}) "
-            f"names {', '.join(found) or 'no architecture'}, and the server runs {', '.join(architectures)}, "
-            f"in models such as {EXAMPLE_MODEL}"
+            f"MODEL '{model}' is not a checkpoint that this server can run: its config.json (model_type: "
+            f"{model_type}) names {', '.join(found) or 'no architecture'}, and the server runs "
+            f"{', '.join(architectures)}, in models such as {EXAMPLE_MODEL}"
         )
     if needs_weights:
         _check_weights(model, folder)

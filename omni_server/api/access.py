@@ -94,7 +94,8 @@ class AccessMiddleware:
             )
         if not self._is_allowed(scope, headers):
             return OriginNotAllowedError(
-                "This server takes no requests of other web sites, unless they are among its --allowed-origins."
+                "This server takes no requests of other web sites, unless they are among its "
+                "--allowed-origins."
             )
         return None
 

@@ -37,7 +37,8 @@ def stage_sampling(
     )
     if with_speech and body.skip_special_tokens is False:
         raise unsupported(
-            "'skip_special_tokens' can be false only where the answer is text: special tokens cannot be spoken.",
+            "'skip_special_tokens' can be false only where the answer is text: special tokens cannot be "
+            "spoken.",
             "skip_special_tokens",
         )
     speech = speech_sampling(body.stage_sampling, body.seed, model)

@@ -39,6 +39,7 @@ def _traces_url(endpoint: str) -> str:
         url = URL()
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigError(
-            f"--otlp-traces-endpoint {endpoint!r} is not an http(s) URL, as in http://localhost:4318/v1/traces"
+            f"--otlp-traces-endpoint {endpoint!r} is not an http(s) URL, as in "
+            "http://localhost:4318/v1/traces"
         )
     return str(url.with_path("/v1/traces", keep_query=True) if url.path in ("", "/") else url)

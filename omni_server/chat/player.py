@@ -30,8 +30,8 @@ def find_player() -> tuple[str, ...] | None:
 
 
 class Player:
-    """Plays one answer while it arrives. If the program ends early, calls `on_failure`; nothing may be written
-    afterwards."""
+    """Plays one answer while it arrives. If the program ends early, calls `on_failure`; nothing may be
+    written afterwards."""
 
     def __init__(self, process: asyncio.subprocess.Process, on_failure: Callable[[str], None]) -> None:
         self._process = process

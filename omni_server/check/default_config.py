@@ -75,8 +75,8 @@ def resolve_deployment(
             raise ConfigError(f"{path}: platform is cuda, which --cpu contradicts")
         if config.platform == "cuda" and not has_gpu():
             raise ConfigError(
-                f"{path}: platform is cuda, but torch finds no NVIDIA GPU here; choose a config with platform "
-                f"cpu, such as {DEMO_CONFIG}"
+                f"{path}: platform is cuda, but torch finds no NVIDIA GPU here; choose a config with "
+                f"platform cpu, such as {DEMO_CONFIG}"
             )
     if config.platform == "cpu":
         refuse_cuda_build_without_gpu()
@@ -103,8 +103,8 @@ def default_stage_config(
     family = load_family(base.model_family)
     if set(family.architectures).isdisjoint(found := architectures_of(folder)):
         raise ConfigError(
-            f"{name} ({', '.join(sorted(found))}) needs a stage config, and none is shipped for it: give one with "
-            "--stage-config"
+            f"{name} ({', '.join(sorted(found))}) needs a stage config, and none is shipped for it: give one "
+            "with --stage-config"
         )
     footprints = family.footprints(folder, base)
     model = ModelSizes(name, footprints, read_weights(folder))

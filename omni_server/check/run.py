@@ -133,8 +133,8 @@ def _check_download(folder: Path, model: str, report: Report) -> None:
     else:
         report.error(
             "files",
-            f"{not_here} and take {size / 1e9:.1f} GB, but {folder} has {free / 1e9:.1f} GB free: set HF_HOME "
-            "to a larger disk",
+            f"{not_here} and take {size / 1e9:.1f} GB, but {folder} has {free / 1e9:.1f} GB free: set "
+            "HF_HOME to a larger disk",
         )
 
 

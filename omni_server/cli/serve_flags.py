@@ -261,8 +261,8 @@ def _add_access_flags(group: "argparse._ArgumentGroup") -> None:
         metavar="ORIGIN",
         nargs="+",
         default=[],
-        help="web sites whose pages may use the API from a browser, such as https://chat.example; * allows all "
-        "sites (default: only the server's own page)",
+        help="web sites whose pages may use the API from a browser, such as https://chat.example; * allows "
+        "all sites (default: only the server's own page)",
     )
     group.add_argument(
         "--allowed-methods",

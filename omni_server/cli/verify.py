@@ -26,7 +26,8 @@ def fill(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = (
         "Exit code: 0 if all agree, 1 if something differs or could not be compared, 2 for wrong usage or a "
-        "model that does not start or has no reference, 130 after Ctrl-C. docs/verify.md says how it compares."
+        "model that does not start or has no reference, 130 after Ctrl-C. docs/verify.md says how it "
+        "compares."
     )
     parser.add_argument("model", metavar="MODEL", help=f"local folder or hub id, such as {EXAMPLE_MODEL}")
     add_placement_flags(parser)

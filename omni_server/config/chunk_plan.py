@@ -89,8 +89,8 @@ class ChunkPlan(FrozenModel):
     def _check_gone(cls, value: object) -> object:
         if isinstance(value, dict) and "first_new_blocks" in value:
             raise ValueError(
-                "first_new_blocks is now the first number of new_blocks: write new_blocks: [1, 2] for one new block "
-                "in the first window and two in every later one"
+                "first_new_blocks is now the first number of new_blocks: write new_blocks: [1, 2] for one "
+                "new block in the first window and two in every later one"
             )
         return value
 
@@ -101,8 +101,8 @@ class ChunkPlan(FrozenModel):
             raise ValueError(f"busy must be in ascending order of min_streams, but they are {least}")
         if self.carries_state and self.max_outstanding_windows > 1:
             raise ValueError(
-                f"pacing.max_outstanding_windows is {self.max_outstanding_windows}, but with carry each window needs "
-                "what the one before it leaves behind: set it to 1, or carry to false"
+                f"pacing.max_outstanding_windows is {self.max_outstanding_windows}, but with carry each "
+                "window needs what the one before it leaves behind: set it to 1, or carry to false"
             )
         return self
 

@@ -26,7 +26,8 @@ def load_stage_config(path: Path) -> StageConfig:
     if not isinstance(document, dict):
         found = "nothing" if document is None else f"a {type(document).__name__}"
         raise ConfigError(
-            f"{path}: a stage config is a mapping with the keys model_family, platform, stages and edges; found {found}"
+            f"{path}: a stage config is a mapping with the keys model_family, platform, stages and edges; "
+            f"found {found}"
         )
     try:
         return StageConfig.model_validate(document)
@@ -84,8 +85,8 @@ class _StrictLoader(yaml.SafeLoader):
         return value
 
     def compose_mapping_node(self, anchor: dict[str, yaml.Node]) -> yaml.MappingNode:
-        """Keys that it merges (`<<`) have not joined the mapping's own yet. `anchor` is a name or None; its type is
-        that of PyYAML's stubs."""
+        """Keys that it merges (`<<`) have not joined the mapping's own yet. `anchor` is a name or None; its
+        type is that of PyYAML's stubs."""
         node = super().compose_mapping_node(anchor)
         first_seen: dict[str, yaml.Mark] = {}
         for key, _ in node.value:
@@ -93,7 +94,10 @@ class _StrictLoader(yaml.SafeLoader):
                 continue
             if key.value in first_seen:
                 raise yaml.constructor.ConstructorError(
-                    problem=f"the key '{key.value}' stands here again; first on line {first_seen[key.value].line + 1}",
+                    problem=(
+                        f"the key '{key.value}' stands here again; first on line "
+                        f"{first_seen[key.value].line + 1}"
+                    ),
                     problem_mark=key.start_mark,
                 )
             first_seen[key.value] = key.start_mark

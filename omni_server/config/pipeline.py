@@ -87,10 +87,10 @@ _ENDS: dict[type[Payload], tuple[EngineKind, EngineKind]] = {
 class Pipeline:
     """All stages of a family, by name, and the edges between them.
 
-    Raises `ValueError` for a pipeline that the server cannot run. It has one entry, and every other stage has
-    one source. Payloads fit the engines at both ends. An `ar` stage either writes text, and may send embeddings,
-    or sends frames. A diffusion stage either ends in an output, audio made of frames or an image made of the
-    prompt, or sends its result on. No output comes twice.
+    Raises `ValueError` unless the pipeline meets these conditions: It has one entry, and every other stage has
+    one source. Payloads fit the engines at both ends. An `ar` stage either writes text and may send
+    embeddings, or sends frames. A diffusion stage either ends in an output (audio from frames, or an image
+    from the prompt) or passes on its result. Each output comes from one stage.
     """
 
     stages: Mapping[str, StageSpec]
@@ -145,8 +145,8 @@ class Pipeline:
             fitting = Embeddings if stage.output == "text" else TokenFrames
             if any(kind is not fitting for kind in kinds):
                 raise ValueError(
-                    f"stage '{name}': a stage whose output is text sends embeddings and nothing else, and no other "
-                    "stage does"
+                    f"stage '{name}': a stage whose output is text sends embeddings and nothing else, and no "
+                    "other stage does"
                 )
         elif stage.output is not None:
             if kinds:

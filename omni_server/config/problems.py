@@ -38,7 +38,10 @@ def _describe(details: ErrorDetails) -> str:
             tag = details["ctx"]["tag"]
             return f"{path}.engine: must be 'ar' or 'diffusion', not '{tag}'"
         case "string_pattern_mismatch" if location[-1] == "[key]":
-            return f"{path}: a stage's name is lower-case letters, digits and underscores, and begins with a letter"
+            return (
+                f"{path}: a stage's name is lower-case letters, digits and underscores, and begins with a "
+                "letter"
+            )
         case "string_pattern_mismatch":
             return f"{path}: must look like 'package.module:name', not {_shown(details['input'])}"
         case "literal_error":

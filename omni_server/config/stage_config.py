@@ -131,8 +131,8 @@ class StageConfig(FrozenModel):
             spec = whole.stages.get(stage.model_stage)
             if spec is None:
                 raise ValueError(
-                    f"stages.{name}.model_stage is '{stage.model_stage}'; the stages of {self.model_family} are "
-                    f"{', '.join(whole.stages)}"
+                    f"stages.{name}.model_stage is '{stage.model_stage}'; the stages of {self.model_family} "
+                    f"are {', '.join(whole.stages)}"
                 )
             if roles.count(stage.model_stage) > 1:
                 raise ValueError(f"stages.{name}: another stage runs the {stage.model_stage}, too")
@@ -141,8 +141,8 @@ class StageConfig(FrozenModel):
             source = whole.edge_into(stage.model_stage)
             if source is not None and source.source not in roles:
                 raise ValueError(
-                    f"stages.{name} needs a stage that runs the {source.source} (model_stage: {source.source}): "
-                    "add it, or remove this one"
+                    f"stages.{name} needs a stage that runs the {source.source} (model_stage: "
+                    f"{source.source}): add it, or remove this one"
                 )
             targets = [edge.target for edge in whole.edges_from(stage.model_stage)]
             if spec.output is None and not any(target in roles for target in targets):
@@ -158,7 +158,8 @@ class StageConfig(FrozenModel):
             for end, name in (("from", edge.source), ("to", edge.target)):
                 if name not in self.stages:
                     raise ValueError(
-                        f"edges[{number}].{end} is '{name}', which is no stage; stages are {', '.join(self.stages)}"
+                        f"edges[{number}].{end} is '{name}', which is no stage; stages are "
+                        f"{', '.join(self.stages)}"
                     )
         found = [(self.stages[e.source].model_stage, self.stages[e.target].model_stage) for e in self.edges]
         expected = [(spec.source, spec.target) for spec in self.pipeline.edges]
@@ -173,8 +174,8 @@ class StageConfig(FrozenModel):
                 raise ValueError(f"edges[{number}]: remove 'chunks', only an edge with codec tokens has it")
             if not isinstance(payload, Embeddings) and edge.queue.transport != "inline":
                 raise ValueError(
-                    f"edges[{number}].queue.transport must be inline from {edge.source} to {edge.target}: only "
-                    "embeddings travel through shared memory"
+                    f"edges[{number}].queue.transport must be inline from {edge.source} to {edge.target}: "
+                    "only embeddings travel through shared memory"
                 )
             if isinstance(payload, Embeddings):
                 self._check_embeddings(edge)
@@ -195,8 +196,8 @@ class StageConfig(FrozenModel):
                 )
         if self.stages[edge.target].engine_args.get("enable_prefix_caching"):
             raise ValueError(
-                f"stages.{edge.target}.engine_args.enable_prefix_caching must be off: the stage's token ids do "
-                "not determine its inputs"
+                f"stages.{edge.target}.engine_args.enable_prefix_caching must be off: the stage's token ids "
+                "do not determine its inputs"
             )
 
     @model_validator(mode="after")
@@ -208,8 +209,8 @@ class StageConfig(FrozenModel):
                 and stage.dtype not in ("auto", "float32")
             ):
                 raise ValueError(
-                    f"stages.{name}.dtype is {stage.dtype}; {stage.model_stage} computes in float32 on a CPU: "
-                    "set it to float32 or auto"
+                    f"stages.{name}.dtype is {stage.dtype}; {stage.model_stage} computes in float32 on a "
+                    "CPU: set it to float32 or auto"
                 )
         return self
 

@@ -74,7 +74,8 @@ class CommonStage(FrozenModel):
         taken = sorted(RESERVED_ENGINE_ARGS & self.engine_args.keys())
         if taken:
             raise ValueError(
-                f"engine_args may not set {', '.join(taken)}: a field of the stage or the server itself sets it"
+                f"engine_args may not set {', '.join(taken)}: a field of the stage or the server itself sets "
+                "it"
             )
         if len(set(self.devices)) != len(self.devices):
             raise ValueError("devices names one device twice")
@@ -101,8 +102,8 @@ class ArStage(CommonStage):
     def _check_gone(cls, value: object) -> object:
         if isinstance(value, dict) and "busy_step_interval_ms" in value:
             raise ValueError(
-                "busy_step_interval_ms is now step_interval_per_stream_ms, which is multiplied by the number of "
-                "utterances under way: write 0.21 for steps 13 ms apart where 64 speak at once"
+                "busy_step_interval_ms is now step_interval_per_stream_ms, which is multiplied by the number "
+                "of utterances under way: write 0.21 for steps 13 ms apart where 64 speak at once"
             )
         return value
 

@@ -21,12 +21,12 @@ _NUM_LAST_TOKENS = 8
 """More than the bytes of a character: the text of this many tokens ends like the text of all tokens."""
 
 _TOO_SLOW = (
-    "The grammar of the structured output or of the tools takes too long to follow. It can be read in too many ways: "
-    "avoid repetitions inside repetitions."
+    "The grammar of the structured output or of the tools takes too long to follow. It can be read in too "
+    "many ways: avoid repetitions inside repetitions."
 )
 _ALLOWS_NOTHING = (
-    "The grammar of the structured output or of the tools allows nothing to follow what has been written, not even the "
-    "end: look for a rule or a '$ref' that cannot do without itself."
+    "The grammar of the structured output or of the tools allows nothing to follow what has been written, "
+    "not even the end: look for a rule or a '$ref' that cannot do without itself."
 )
 
 

@@ -105,7 +105,8 @@ class PromptRenderer:
             num_tokens = max(place.get_num_embeds() for place in places)
             if num_tokens > limit:
                 raise InvalidRequestError(
-                    f"This server takes media of up to {limit} tokens each, but the {modality} has {num_tokens}.",
+                    f"This server takes media of up to {limit} tokens each, but the {modality} has "
+                    f"{num_tokens}.",
                     param="messages",
                     code="media_too_large",
                 )

@@ -99,7 +99,8 @@ def _frames(opened: InputContainer, stream: AudioStream) -> Iterator[tuple[Audio
 
 
 def _is_cut_short(file: BinaryIO, container: str) -> bool:
-    """Whether the file is shorter than it declares; a live recording declares nothing. FFmpeg decodes both."""
+    """Whether the file is shorter than it declares; a live recording declares nothing. FFmpeg decodes
+    both."""
     file_size = file.seek(0, io.SEEK_END)
     file.seek(0)
     end_of = _end_of_element if container == "matroska" else _end_of_box

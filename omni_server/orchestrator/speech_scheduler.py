@@ -30,13 +30,13 @@ FIRST_WINDOW_DUE_S = 1.0
 and are due now."""
 
 MIN_OUTSTANDING_WINDOWS = 2
-"""Windows that keep the decoder busy: one being computed, one waiting. With fewer windows in the decoder, credits
-do not apply."""
+"""Windows that keep the decoder busy: one being computed, one waiting. With fewer windows in the decoder,
+credits do not apply."""
 
 AVERAGE_WEIGHT = 0.05
-"""Weight of the newest value in the moving averages of turnarounds: they cover 20 windows, about a second under
-load. While fewer windows are known, the average is their mean, so that a slow first window after a restart is
-soon outweighed."""
+"""Weight of the newest value in the moving averages of turnarounds: they cover 20 windows, about a second
+under load. While fewer windows are known, the average is their mean, so that a slow first window after a
+restart is soon outweighed."""
 
 FORGET_S = 5.0
 """Seconds without any window after which turnarounds are forgotten, because the load has changed."""
@@ -50,8 +50,8 @@ RATE_WEIGHT = 0.2
 """Weight of the newest stream in the moving averages of the source's rate: they cover five streams."""
 
 MAX_OUTLIER_RATIO = 3.0
-"""Clamps the time of a block of frames to this multiple of its moving average. A restarted stage, for example,
-delays one stream and not the next one."""
+"""Clamps the time of a block of frames to this multiple of its moving average. A restarted stage, for
+example, delays one stream and not the next one."""
 
 NUM_RECENT_STREAMS = 16
 """A stream whose end is unknown is assumed to be as long as the longest of this many recent streams."""
@@ -61,8 +61,8 @@ MIN_EXPECTED_S = 5.0
 first streams after a start have no recent streams to compare with."""
 
 MIN_RECHECK_S = 0.02
-"""Minimum seconds between two checks of a stream whose playback has not begun. On average, playback begins half
-of this late. A check takes less than a millisecond of the event loop."""
+"""Minimum seconds between two checks of a stream whose playback has not begun. On average, playback begins
+half of this late. A check takes less than a millisecond of the event loop."""
 
 
 class WindowRamp:
@@ -88,7 +88,8 @@ class WindowRamp:
         return self.first_frame(number + 1) + self._future_blocks * self._frames_per_block
 
     def computed_frames(self, number: int) -> int:
-        """Frames that the decoder computes for the window, including context that it does not carry as state."""
+        """Frames that the decoder computes for the window, including context that it does not carry as
+        state."""
         first_block = self._first_block(number)
         past_blocks = min(self._past_blocks, first_block)
         return self.needed_frames(number) - (first_block - past_blocks) * self._frames_per_block
@@ -153,7 +154,8 @@ class CodecRateEstimator:
         known[block] += RATE_WEIGHT * (min(seconds, MAX_OUTLIER_RATIO * known[block]) - known[block])
 
     def expected_s(self, first: float, end: float) -> float:
-        """Returns the time for the blocks from `first` to `end`, which may be fractions; 0 if nothing is known."""
+        """Returns the time for the blocks from `first` to `end`, which may be fractions; 0 if nothing is
+        known."""
         known = self._block_s
         if not known:
             return 0.0
@@ -168,7 +170,8 @@ class CodecRateEstimator:
 
 
 class LeadLimiter:
-    """Keeps windows of streams that are far ahead of their playback out of the decoder while it has others."""
+    """Keeps windows of streams that are far ahead of their playback out of the decoder while it has
+    others."""
 
     def __init__(self, max_lead_s: float | None, clock: Callable[[], float]) -> None:
         """`max_lead_s`: seconds of audio; None: no limit."""
@@ -266,8 +269,8 @@ class PlayoutBuffer:
         return (self._scheduler.clock() if self.started_at is None else self.started_at) + start_s
 
     def window_sent(self) -> float:
-        """The next window is sent to the decoder. Returns its deadline, which is never before that of a first window
-        that is still in the decoder."""
+        """The next window is sent to the decoder. Returns its deadline, which is never before that of a first
+        window that is still in the decoder."""
         due = self.next_due
         if self._num_back == 0 and self.started_at is None:
             due = max(due, self._sent[-1][1]) if self._sent else due + FIRST_WINDOW_DUE_S
@@ -310,7 +313,8 @@ class PlayoutBuffer:
         self._start()
 
     def _missing_s(self, now: float) -> float:
-        """Returns by how many seconds the latest of the coming windows would be late if playback began `now`."""
+        """Returns by how many seconds the latest of the coming windows would be late if playback began
+        `now`."""
         if self.ramp is None:
             return 0.0
         turnaround, rates = self._scheduler.turnaround, self._scheduler.rates
@@ -338,8 +342,8 @@ class PlayoutBuffer:
         raise AssertionError("a stream has an end")
 
     def _is_expected(self, number: int) -> bool:
-        """Whether the stream is expected to have this window: it belongs to the first `MIN_EXPECTED_S`, or the
-        longest of the recent streams had it. Exact once the source is complete."""
+        """Whether the stream is expected to have this window: it belongs to the first `MIN_EXPECTED_S`, or
+        the longest of the recent streams had it. Exact once the source is complete."""
         if self._is_complete or self.ramp is None:
             return self.has_window(number)
         longest = max(self._scheduler.recent_frames, default=0)
@@ -389,7 +393,8 @@ class SpeechScheduler:
         self._origin = clock()
 
     def forget(self) -> None:
-        """Forgets all estimates. After a warm-up they are wrong, because its windows waited for kernels to compile."""
+        """Forgets all estimates. After a warm-up they are wrong, because its windows waited for kernels to
+        compile."""
         self.turnaround = TurnaroundEstimator()
         self.rates = CodecRateEstimator()
         self.recent_frames.clear()
@@ -410,7 +415,8 @@ class SpeechScheduler:
         return self._num_open - self.limiter.num_waiting
 
     def ramp(self) -> WindowRamp | None:
-        """Returns the ramp for a stream whose first window is cut now; None if streams are computed as a whole."""
+        """Returns the ramp for a stream whose first window is cut now; None if streams are computed as a
+        whole."""
         num_streams = self.num_streams
         return next((ramp for least, ramp in reversed(self._ramps) if num_streams >= least), None)
 

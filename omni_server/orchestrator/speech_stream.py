@@ -67,7 +67,10 @@ class SpeechStream:
         for window in windows:
             self.timeline.mark_window_ready(self.decoder.first_stage)
             if window.first_sample != self._num_samples:
-                detail = f"a window from sample {window.first_sample} on, where {self._num_samples} is the next one"
+                detail = (
+                    f"a window from sample {window.first_sample} on, where {self._num_samples} is the next "
+                    "one"
+                )
                 raise CorruptDataError(self.decoder.name, "window_sequence", detail)
             self._num_samples += window.num_samples
             self._unsent.put_nowait(window)

@@ -181,8 +181,8 @@ def _left_out(config: StageConfig, model: FamilyModel, results: Sequence[CaseRes
     if any(result.case.prompt.text is not None for result in results):
         lines.append("text of 'read aloud': it is given, so only its tokens are compared, not logits")
     lines += [
-        f"the precision of {name}: here its weights are quantized ({quantization}), in the reference they are "
-        "as in the checkpoint, so differences are to be expected"
+        f"the precision of {name}: here its weights are quantized ({quantization}), in the reference they "
+        "are as in the checkpoint, so differences are to be expected"
         for name, stage in config.stages.items()
         if (quantization := stage.engine_args.get("quantization")) is not None
     ]

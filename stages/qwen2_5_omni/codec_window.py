@@ -74,8 +74,8 @@ class CodecWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if not self.is_last and self.emit_end % codes_per_block:
             raise ValueError(
-                f"emit_end is {self.emit_end}; in a stream it must be a multiple of {codes_per_block}, except in the "
-                "last window"
+                f"emit_end is {self.emit_end}; in a stream it must be a multiple of {codes_per_block}, "
+                "except in the last window"
             )
 
 

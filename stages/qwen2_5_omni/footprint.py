@@ -65,8 +65,8 @@ def _footprint(
     shapes = {key: shape for key, shape in all_shapes.items() if key.startswith(prefix)}
     if not shapes:
         raise ConfigError(
-            f"the checkpoint has no {stage.model_stage} (enable_audio_output in config.json): use a stage config with "
-            "the thinker alone"
+            f"the checkpoint has no {stage.model_stage} (enable_audio_output in config.json): use a stage "
+            "config with the thinker alone"
         )
     if isinstance(stage, Code2WavStage):
         return _code2wav(whole, config, stage, shapes)

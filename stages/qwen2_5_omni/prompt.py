@@ -32,8 +32,8 @@ from omni_server.types import (
 )
 
 SPEECH_SYSTEM_PROMPT = (
-    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and "
-    "visual inputs, as well as generating text and speech."
+    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory "
+    "and visual inputs, as well as generating text and speech."
 )
 """The model card requires exactly this text for speech output."""
 
@@ -246,7 +246,10 @@ def _transcribe(task: Transcribe) -> tuple[ChatMessage, ...]:
         system = _RECOGNITION_SYSTEM_PROMPT
         wanted = f"Transcribe the {language}audio into text, in the language that is spoken."
     if task.hint is not None:
-        wanted += f"\nThese words may help to understand it; do not repeat them where they are not said:\n{task.hint}"
+        wanted += (
+            "\nThese words may help to understand it; do not repeat them where they are not "
+            f"said:\n{task.hint}"
+        )
     return (
         ChatMessage("system", (TextPart(system),)),
         ChatMessage("user", (task.audio, TextPart(wanted))),

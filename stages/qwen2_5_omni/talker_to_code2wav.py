@@ -87,5 +87,6 @@ def check_margin(plan: Code2WavChunks, layout: Code2WavLayout) -> None:
         if frames < plan.vocoder_margin_frames:
             raise ConfigError(
                 f"chunks.{name} = {blocks} gives the vocoder {frames} mel frames of context, "
-                f"vocoder_margin_frames asks for {plan.vocoder_margin_frames}: raise {name} or lower the margin"
+                f"vocoder_margin_frames asks for {plan.vocoder_margin_frames}: raise {name} or lower the "
+                "margin"
             )

@@ -169,7 +169,8 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
                 raise ConfigError(f"the checkpoint's weight {name} has no place in the model")
             if own[key].shape != weight.shape:
                 raise ConfigError(
-                    f"the checkpoint's weight {name} is {list(weight.shape)}, the config says {list(own[key].shape)}"
+                    f"the checkpoint's weight {name} is {list(weight.shape)}, the config says "
+                    f"{list(own[key].shape)}"
                 )
             own[key].copy_(weight)
             missing.discard(key)
