@@ -42,9 +42,8 @@ FORGET_S = 5.0
 """Seconds without any window after which turnarounds are forgotten, because the load has changed."""
 
 NUM_DEVIATIONS = 2.5
-"""Mean deviations of the turnaround that the buffer covers in addition to its expected value. A larger value
-trades later first audio for shorter stalls (benchmarks/scheduler.md has both for 2, 2.5 and 3). With 1.5, on
-an H200, 64 callers with answers of 2 to 9 s had stalls of 0.15 s (p99)."""
+"""Mean deviations of the turnaround that the buffer covers in addition to the expected values. A larger value
+trades later first audio for shorter stalls (benchmarks/scheduler.md has both for 2, 2.5 and 3)."""
 
 RATE_WEIGHT = 0.2
 """Weight of the newest stream in the moving averages of the source's rate: they cover five streams."""
@@ -102,19 +101,21 @@ class WindowRamp:
 class TurnaroundEstimator:
     """Estimates the turnaround of a window, in seconds from sending it to its result, from its frames.
 
-    The estimate is a line over the number of frames, fitted by exponentially weighted least squares, plus
-    `NUM_DEVIATIONS` mean deviations. The slope is steep where the decoder is slow, and flat where windows
-    mostly wait for each other."""
+    The estimate is a line over the number of frames, fitted by exponentially weighted least squares. The
+    slope is steep where the decoder is slow, and flat where windows mostly wait for each other."""
 
     def __init__(self) -> None:
         self._mean_frames = self._mean_s = self._frames_variance = self._covariance = self._miss_s = 0.0
         self._num_learned = 0
         self._learned_at = 0.0
 
-    def learn(self, num_frames: int, seconds: float, now: float) -> None:
-        """Adds a window whose result arrived at `now`."""
+    def learn(self, num_frames: int, seconds: float, now: float, *, is_first: bool = False) -> None:
+        """Adds a window whose result arrived at `now`.
+
+        The margin ignores the first window of a stream (`is_first`). It has another deadline than the windows
+        that the margin is for, and on a slow machine it competes with its own prompt."""
         if now - self._learned_at > FORGET_S:
-            self._num_learned = 0
+            self._num_learned, self._miss_s = 0, 0.0
         self._learned_at = now
         self._num_learned += 1
         weight = max(AVERAGE_WEIGHT, 1 / self._num_learned)
@@ -123,13 +124,16 @@ class TurnaroundEstimator:
         self._mean_s += weight * late_s
         self._frames_variance = (1 - weight) * (self._frames_variance + weight * frames * frames)
         self._covariance = (1 - weight) * (self._covariance + weight * frames * late_s)
-        self._miss_s += weight * (abs(seconds - self._line(num_frames)) - self._miss_s)
+        if not is_first:
+            self._miss_s += weight * (abs(seconds - self.expected_s(num_frames)) - self._miss_s)
+
+    @property
+    def margin_s(self) -> float:
+        """`NUM_DEVIATIONS` mean deviations from the line."""
+        return NUM_DEVIATIONS * self._miss_s
 
     def expected_s(self, num_frames: int) -> float:
         """Returns 0 if no turnaround is known."""
-        return self._line(num_frames) + NUM_DEVIATIONS * self._miss_s
-
-    def _line(self, num_frames: int) -> float:
         if not self._num_learned:
             return 0.0
         slope = max(0.0, self._covariance / self._frames_variance) if self._frames_variance else 0.0
@@ -282,7 +286,8 @@ class PlayoutBuffer:
         now = self._scheduler.clock()
         sent_at, due = self._sent.popleft()
         if due - sent_at <= FIRST_WINDOW_DUE_S:  # windows with later deadlines wait for others
-            self._scheduler.turnaround.learn(num_frames, now - sent_at, now)
+            is_first = self._num_back == 0
+            self._scheduler.turnaround.learn(num_frames, now - sent_at, now, is_first=is_first)
         self._num_back += 1
         if self.started_at is None:
             if self._held_since is None:
@@ -338,7 +343,7 @@ class PlayoutBuffer:
                 else:
                     sent_at = back
             back = max(now, sent_at + turnaround.expected_s(self.ramp.computed_frames(number)))
-            missing_s = max(missing_s, back - now - self.ramp.start_s(number))
+            missing_s = max(missing_s, back + turnaround.margin_s - now - self.ramp.start_s(number))
         raise AssertionError("a stream has an end")
 
     def _is_expected(self, number: int) -> bool:

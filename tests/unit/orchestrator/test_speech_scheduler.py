@@ -174,12 +174,23 @@ def test_larger_windows_are_expected_to_take_longer_where_they_did() -> None:
     assert turnaround.expected_s(108) == pytest.approx(0.128, abs=0.004)
 
 
-def test_turnarounds_that_vary_are_expected_to_be_longer_than_on_average() -> None:
+def test_the_margin_covers_how_much_turnarounds_vary() -> None:
     turnaround = TurnaroundEstimator()
     for number in range(200):
         turnaround.learn(24, 0.2 if number % 2 else 0.1, now=1.0)
     mean_s, deviation_s = 0.15, 0.05
-    assert turnaround.expected_s(24) == pytest.approx(mean_s + NUM_DEVIATIONS * deviation_s, abs=0.01)
+    assert turnaround.expected_s(24) == pytest.approx(mean_s, abs=0.005)
+    assert turnaround.margin_s == pytest.approx(NUM_DEVIATIONS * deviation_s, abs=0.005)
+
+
+def test_first_windows_that_take_longer_than_later_ones_add_no_margin() -> None:
+    turnaround = TurnaroundEstimator()
+    for _ in range(50):
+        turnaround.learn(24, 0.25, now=1.0, is_first=True)
+        for _ in range(4):
+            turnaround.learn(24, 0.17, now=1.0)
+    assert turnaround.margin_s < NUM_DEVIATIONS * 0.03
+    assert turnaround.expected_s(24) == pytest.approx(0.186, abs=0.01)
 
 
 def test_a_first_window_that_took_long_is_soon_outweighed() -> None:
@@ -188,7 +199,8 @@ def test_a_first_window_that_took_long_is_soon_outweighed() -> None:
     estimator.learn(24, 2.0, 10.0)
     for number in range(19):
         estimator.learn(24, 0.05, 12.0 + number / 10)
-    assert estimator.expected_s(24) < 0.4 * 2.0
+    assert estimator.expected_s(24) < 0.15
+    assert estimator.margin_s < NUM_DEVIATIONS * 0.26
 
 
 def test_blocks_are_expected_to_take_what_they_took_at_their_place() -> None:
