@@ -3,7 +3,7 @@
 With one to sixteen rows, a product reads its weight once and computes next to nothing. For this, cuBLAS uses
 two kernels if the weight is long and narrow, and tiles that leave part of a large GPU's memory bandwidth
 unused. The kernels here and the table of their shapes, `plan`, were measured on an H200 with the weights of
-Qwen2.5-Omni-7B (docs/performance.md, "Products of few rows").
+Qwen2.5-Omni-7B (benchmarks/history.md, "Small-batch matrix products").
 """
 
 from dataclasses import dataclass

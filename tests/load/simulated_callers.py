@@ -52,7 +52,8 @@ that about as many requests are active."""
 @dataclass(frozen=True)
 class Device:
     """One H200 with the sizes of Qwen2.5-Omni-7B. Times are seconds on an otherwise idle GPU, as measured
-    (docs/performance.md), unless marked as fitted (benchmarks/scheduler.md says to what)."""
+    (docs/performance.md, benchmarks/history.md), unless marked as fitted (benchmarks/scheduler.md says to
+    what)."""
 
     solver: tuple[tuple[float, float], ...] = ((2, 0.029), (11, 0.036), (33, 0.058), (91, 0.139))
     """code2wav's solver, by blocks computed in a step."""
