@@ -81,8 +81,8 @@ class CodecLayout:
     sample_rate_hz: int = SAMPLE_RATE_HZ
     """Sample rate of the decoder's waveform. Divided by `samples_per_frame`, it is the frame rate."""
     lead_samples: int = 0
-    """Samples by which the waveform is ahead of its frames: frame f begins at sample f * `samples_per_frame` -
-    `lead_samples`, the first frame is that much shorter, and so is the whole stream."""
+    """Samples by which the waveform is ahead of its frames: frame f begins at sample f * `samples_per_frame`
+    - `lead_samples`, the first frame is that much shorter, and so is the whole stream."""
 
     def __post_init__(self) -> None:
         # Otherwise a window of one frame might have no audio.

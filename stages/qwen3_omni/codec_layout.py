@@ -53,9 +53,9 @@ def code2wav_layout(
 
 
 def lead_after(upsample_rates: Sequence[int]) -> int:
-    """Returns how many positions decoder blocks with these rates, the first one first, drop at the beginning, at
-    the rate of their output. The transposed convolution of each block drops its first input, because it adds
-    up pairs of neighbours."""
+    """Returns how many positions decoder blocks with these rates, the first one first, drop at the beginning,
+    at the rate of their output. The transposed convolution of each block drops its first input, because it
+    adds up pairs of neighbours."""
     lead = 0
     for rate in upsample_rates:
         lead = (lead + 1) * rate

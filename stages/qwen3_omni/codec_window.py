@@ -29,10 +29,9 @@ class CodecWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     or the last `Code2WavLayout.context_frames`. They are used only if the state is missing, because other
     streams needed its memory or the computation of the previous window failed.
 
-    They are in every window, although few need them: otherwise a missing state would have to be reported to
-    the server and the window sent again. With 16 codebooks, a frame has 32 bytes, and the published
-    checkpoint needs 578 frames (18 kB), a tenth of the audio that a window of one frame and a half
-    returns."""
+    They are in every window, although few need them: otherwise code2wav would have to report the missing
+    state, and the server to send the window again. 578 frames of 16 codes, as many as the published
+    checkpoint needs, have 18 kB, as much as 2.4 frames of audio on the way back."""
 
     def validate(self, num_tokens: int, *, num_codebooks: int, context_frames: int) -> None:
         """Check the metadata against a prompt of `num_tokens`. Raises `ValueError`, which names the wrong

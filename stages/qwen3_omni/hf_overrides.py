@@ -13,8 +13,8 @@ CODE2WAV = "Qwen3OmniCode2WavStage"
 
 
 def code2wav_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The code2wav config with the fields that vLLM requires of any model. Lengths are in codes, which are the
-    stage's prompt."""
+    """The code2wav config with the fields that vLLM requires of any model. Lengths are in codes, which are
+    the stage's prompt."""
     if not isinstance(config, Qwen3OmniMoeConfig):
         return config
     stage: PreTrainedConfig = deepcopy(config.code2wav_config)

@@ -15,8 +15,8 @@ from stages.qwen3_omni.codec_window import CodecWindow, encode_codec_window, enc
 
 
 class TalkerToCode2Wav:
-    """Implements `omni_server.edge.CodecEdge` for one stream. The voice is in the codes already, and the decoder
-    draws no noise."""
+    """Implements `omni_server.edge.CodecEdge` for one stream. The voice is in the codes already, and the
+    decoder draws no noise."""
 
     def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
         assert isinstance(layout, Code2WavLayout)

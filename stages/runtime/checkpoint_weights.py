@@ -10,8 +10,8 @@ from omni_server.errors import ConfigError
 def load_weights_exactly(
     module: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]], prefix: str
 ) -> set[str]:
-    """Copies the weights whose names begin with `prefix` to the parameters and buffers of `module`, which have
-    the same names without it. Returns the names in `module`.
+    """Copies the weights whose names begin with `prefix` to the parameters and buffers of `module`, which
+    have the same names without it. Returns the names in `module`.
 
     Raises `ConfigError` if one is missing, unknown or misshapen."""
     own = module.state_dict()  # shares memory with the parameters and buffers
@@ -24,7 +24,8 @@ def load_weights_exactly(
             raise ConfigError(f"the checkpoint's weight {name} has no place in the model")
         if own[key].shape != weight.shape:
             raise ConfigError(
-                f"the checkpoint's weight {name} is {list(weight.shape)}, the config says {list(own[key].shape)}"
+                f"the checkpoint's weight {name} is {list(weight.shape)}, the config says "
+                f"{list(own[key].shape)}"
             )
         own[key].copy_(weight)
         missing.discard(key)

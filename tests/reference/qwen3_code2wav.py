@@ -1,4 +1,5 @@
-"""Transformers' Qwen3-Omni code2wav with random weights whose output depends on every input and stays in range."""
+"""Transformers' Qwen3-Omni code2wav with random weights whose output depends on every input and stays in
+range."""
 
 import math
 

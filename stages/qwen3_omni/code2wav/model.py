@@ -66,11 +66,11 @@ class Qwen3OmniCode2Wav(DiffusionModel):
         return self._decoder
 
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
-        """Returns each window's waveform, float32 [num_frames * samples per frame]; the first window of a stream
-        has `Code2WavLayout.lead_samples` less.
+        """Returns each window's waveform, float32 [num_frames * samples per frame]; the first window of a
+        stream has `Code2WavLayout.lead_samples` less.
 
-        `batch.inputs` are encoded `CodecWindow`s. Raises `RejectedRequestsError` for invalid requests, such as a
-        window that does not continue its stream."""
+        `batch.inputs` are encoded `CodecWindow`s. Raises `RejectedRequestsError` for invalid requests, such
+        as a window that does not continue its stream."""
         return [waveform.float() for waveform in self._ready().run(self._jobs(batch))]
 
     def _jobs(self, batch: DiffusionBatch) -> list[WindowJob]:

@@ -1,11 +1,12 @@
-"""The decoder network (`Qwen3OmniMoeCode2Wav`), computed step by step. Parameters have the checkpoint's names.
+"""The decoder network (`Qwen3OmniMoeCode2Wav`), computed step by step. Parameters have the checkpoint's
+names.
 
-Every layer is causal, so a step needs only the end of each layer's previous input. A transposed convolution of a
-decoder block adds up pairs of positions and drops the first one, which has no predecessor: its output begins
-with the second position. Here it begins with the first, so that every step returns the same number of samples
-per frame. In the first step of a stream, that output is undefined. The number of undefined values (`num_undefined`)
-grows from block to block up to `CodecLayout.lead_samples`. Each convolution takes them for zeros, the padding of
-a single pass.
+Every layer is causal, so a step needs only the end of each layer's previous input. A transposed convolution
+of a decoder block adds up pairs of positions and drops the first one, which has no predecessor: its output
+begins with the second position. Here it begins with the first, so that every step returns the same number of
+samples per frame. In the first step of a stream, that output is undefined. The number of undefined values
+(`num_undefined`) grows from block to block up to `CodecLayout.lead_samples`. Each convolution takes them for
+zeros, the padding of a single pass.
 """
 
 import torch

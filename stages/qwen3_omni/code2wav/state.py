@@ -1,11 +1,11 @@
 """What a speech stream leaves for its next window: keys and values of the transformer, and the ends of the
 convolutions' inputs. It is everything that later audio depends on, so streamed audio equals a single pass.
 
-The memory is allocated once, for a fixed number of streams. Each has a slot, the same in all tensors. A slot is
-never cleared: the first step of a stream ignores what it finds there.
+The memory is allocated once, for a fixed number of streams. Each has a slot, the same in all tensors. A slot
+is never cleared: the first step of a stream ignores what it finds there.
 
-All streams of a step have the same number of new frames; nothing else about them needs to be equal. What a step
-needs to know of them is on the device, so the network can be recorded as a CUDA graph per shape.
+All streams of a step have the same number of new frames; nothing else about them needs to be equal. What a
+step needs to know of them is on the device, so the network can be recorded as a CUDA graph per shape.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,8 +33,8 @@ def values_per_stream(network: nn.Module) -> int:
 
 
 class StreamState:
-    """The memory of all slots: for each layer [num_slots, *`state_shape`], in the type and on the device of the
-    network's weights."""
+    """The memory of all slots: for each layer [num_slots, *`state_shape`], in the type and on the device of
+    the network's weights."""
 
     def __init__(self, network: nn.Module, num_slots: int) -> None:
         """Raises `ConfigError` if memory runs out."""
@@ -79,9 +79,9 @@ class Step:
         return extended
 
     def extended_kv(self, layer: Streamed, kv: torch.Tensor) -> torch.Tensor:
-        """Returns keys and values [num_streams, 2, heads, length, head_dim] after those of the previous frames.
-        The number of previous frames is fixed; those before the stream's beginning are zero and must be
-        masked (`num_known`)."""
+        """Returns keys and values [num_streams, 2, heads, length, head_dim] after those of the previous
+        frames. The number of previous frames is fixed; those before the stream's beginning are zero and must
+        be masked (`num_known`)."""
         memory = self.state.of_layer[layer]
         width = memory.shape[-2]
         extended = torch.cat((memory[self.slots], kv), dim=-2)

@@ -52,8 +52,8 @@ class StreamDecoder:
     def __init__(
         self, network: Code2WavNetwork, layout: Code2WavLayout, *, num_slots: int, max_frames_per_pass: int
     ) -> None:
-        """A pass has at most `max_frames_per_pass` frames in total, or one stream. Raises `ConfigError` if memory
-        runs out."""
+        """A pass has at most `max_frames_per_pass` frames in total, or one stream. Raises `ConfigError` if
+        memory runs out."""
         self._network = network
         self._layout = layout
         self._max_frames_per_pass = max_frames_per_pass
@@ -63,10 +63,11 @@ class StreamDecoder:
 
     @torch.inference_mode()
     def run(self, jobs: Sequence[WindowJob]) -> list[torch.Tensor]:
-        """Returns the waveform of each window's frames, [num_frames * samples per frame], in the network's type on
-        the CPU; a stream's first window has `lead_samples` less.
+        """Returns the waveform of each window's frames, [num_frames * samples per frame], in the network's
+        type on the CPU; a stream's first window has `lead_samples` less.
 
-        Streams may be of any age and windows of any length. Raises `ValueError` for two windows of one stream."""
+        Streams may be of any age and windows of any length. Raises `ValueError` for two windows of one
+        stream."""
         windows = [job.window for job in jobs]
         places = self.streams.enter(windows)
         try:

@@ -1,9 +1,9 @@
 """Tracks which streams have state, and in which slot of `StreamState`.
 
-The number of slots is fixed. If none is free, a new stream takes the slot of the least recently used stream. The
-last window of a stream frees its slot. A stream that ends without one, because its request was aborted, keeps its
-slot until others need it. So nothing grows, and with S slots and L live streams, a live stream loses its state only
-if more than S - L others have ended without a last window since its own latest window.
+The number of slots is fixed. If none is free, a new stream takes the slot of the least recently used stream.
+The last window of a stream frees its slot. A stream that ends without one, because its request was aborted,
+keeps its slot until others need it. So nothing grows, and with S slots and L live streams, a live stream
+loses its state only if more than S - L others have ended without a last window since its own latest window.
 """
 
 from collections import OrderedDict
@@ -35,14 +35,14 @@ class StreamTable:
         return len(self._free_slots)
 
     def end_of(self, stream: str) -> int | None:
-        """The first frame of the stream's next window, or None if the stream is unknown: it has not begun, has
-        ended, or has lost its state."""
+        """The first frame of the stream's next window, or None if the stream is unknown: it has not begun,
+        has ended, or has lost its state."""
         state = self._states.get(stream)
         return None if state is None else state[1].stop
 
     def enter(self, windows: Sequence[CodecWindow]) -> list[Place]:
-        """Returns each window's place. Call `leave` or `abandon` afterwards; until then, no other window can use
-        the slots.
+        """Returns each window's place. Call `leave` or `abandon` afterwards; until then, no other window can
+        use the slots.
 
         Raises `ValueError` for two windows of one stream, or more windows than slots."""
         if len({window.stream for window in windows}) < len(windows):

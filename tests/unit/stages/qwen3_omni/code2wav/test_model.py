@@ -15,10 +15,13 @@ from omni_server.errors import ConfigError
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
 from stages.qwen3_omni.code2wav.model import Qwen3OmniCode2Wav
+from stages.qwen3_omni.code2wav.network import Code2WavNetwork
+from stages.qwen3_omni.code2wav.state import Step
 from stages.qwen3_omni.codec_window import encode_codec_window
 from stages.qwen3_omni.hf_overrides import CODE2WAV, code2wav_config
 from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
 from tests.reference.qwen3_code2wav import random_code2wav, small_config
+from tests.unit.stages.diffusion import new_request, outcomes, runner_for, step
 from tests.unit.stages.qwen3_omni.code2wav.speech import Stream
 
 torch.set_num_threads(1)
@@ -224,6 +227,44 @@ def test_a_window_that_does_not_continue_its_stream_is_rejected(
     }
     stream.done = 4
     assert len(model.sample(batch(request(stream, 2)))) == 1
+
+
+def test_invalid_windows_do_not_keep_others_from_being_computed(
+    model: Qwen3OmniCode2Wav, reference: Qwen3OmniMoeCode2Wav
+) -> None:
+    """In the stage's runner."""
+    runner, stream = runner_for(model), Stream(reference, 6)
+    codes, payload = request(stream, 6)
+    output = runner.execute_model(
+        step(new_request("cut", codes[:-1], payload), new_request("good", codes, payload))
+    )
+    found = outcomes(output)
+    assert str(found["cut"]).startswith("the window holds 95 codec tokens")
+    stream.samples.append(torch.tensor(found["good"]))
+    assert stream.error() < 1e-5
+
+
+def test_streams_whose_step_failed_go_on_as_if_nothing_had_happened(
+    model: Qwen3OmniCode2Wav, reference: Qwen3OmniMoeCode2Wav, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner repeats a failed step with each request alone."""
+    runner, streams = runner_for(model), [Stream(reference, 12, "a"), Stream(reference, 12, "b")]
+    forward = Code2WavNetwork.forward
+
+    def fails_together(self: Code2WavNetwork, codes: torch.Tensor, now: Step) -> torch.Tensor:
+        samples = forward(self, codes, now)
+        if len(codes) > 1 and int(now.positions.max()) == 4:
+            raise RuntimeError("out of memory")
+        return samples
+
+    monkeypatch.setattr(Code2WavNetwork, "forward", fails_together)
+    for number in range(3):
+        windows = [new_request(f"{s.name}{number}", *request(s, 4)) for s in streams]
+        found = outcomes(runner.execute_model(step(*windows)))
+        for stream in streams:
+            stream.samples.append(torch.tensor(found[f"{stream.name}{number}"]))
+            stream.done += 4
+    assert max(stream.error() for stream in streams) < 1e-5
 
 
 # -- the config

@@ -11,7 +11,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 
 from stages.qwen3_omni.code2wav.model import layout_of
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.state import StreamState, values_per_stream
+from stages.qwen3_omni.code2wav.state import Step, StreamState, values_per_stream
 from stages.qwen3_omni.code2wav.stream_decoder import MAX_PIECE_FRAMES
 from tests.reference.qwen3_code2wav import LEVEL, random_code2wav, small_config
 from tests.unit.stages.qwen3_omni.code2wav.speech import Stream, advance, decode, decoder_like, single_pass
@@ -198,3 +198,13 @@ def test_memory_does_not_grow(reference: Qwen3OmniMoeCode2Wav) -> None:
     assert isinstance(decoder.state, StreamState)
     assert [memory.data_ptr() for memory in decoder.state.of_layer.values()] == before
     assert {memory.shape[0] for memory in decoder.state.of_layer.values()} == {2}
+
+
+def test_the_network_reads_no_value_on_the_host() -> None:
+    """As CUDA graphs require. Tensors of the meta device have no values to read."""
+    with torch.device("meta"):
+        network = Code2WavNetwork(small_config())
+        numbers = torch.zeros(3, dtype=torch.int64)
+        step = Step(StreamState(network, 5), slots=numbers, positions=numbers, num_known=numbers)
+        samples = network(torch.zeros(3, 4, 16, dtype=torch.int64), step)
+    assert samples.shape == (3, 4 * 1920)
