@@ -80,6 +80,22 @@ class CodecLayout:
     """Samples per frame of the decoder's waveform."""
     sample_rate_hz: int = SAMPLE_RATE_HZ
     """Sample rate of the decoder's waveform. Divided by `samples_per_frame`, it is the frame rate."""
+    lead_samples: int = 0
+    """Samples by which the waveform is ahead of its frames: frame f begins at sample f * `samples_per_frame`
+    - `lead_samples`, the first frame is that much shorter, and so is the whole stream."""
+
+    def __post_init__(self) -> None:
+        # Otherwise a window of one frame might have no audio.
+        if not 0 <= self.lead_samples < self.samples_per_frame:
+            raise ValueError(
+                f"lead_samples is {self.lead_samples}; it must be less than samples_per_frame, "
+                f"{self.samples_per_frame}, and not negative"
+            )
+
+    def first_sample(self, frame: int) -> int:
+        """Where the audio of frame number `frame` begins. For the number of frames in a stream, the number of
+        samples in it."""
+        return max(0, frame * self.samples_per_frame - self.lead_samples)
 
 
 @dataclass(frozen=True)

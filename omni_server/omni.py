@@ -295,7 +295,7 @@ def _longest_speech_s(config: StageConfig, model: FamilyModel) -> float:
     limit = stage.default_sampling.max_tokens if isinstance(stage, ArStage) else None
     if limit is None or model.codec is None:
         return math.inf
-    return limit // config.num_codebooks * model.codec.samples_per_frame / model.codec.sample_rate_hz
+    return model.codec.first_sample(limit // config.num_codebooks) / model.codec.sample_rate_hz
 
 
 def fingerprint_of(model_dir: Path, config: StageConfig) -> str:

@@ -72,7 +72,7 @@ class WindowRamp:
         self._past_blocks = 0 if plan.carries_state else plan.past_blocks
         self._future_blocks = plan.future_blocks
         self._frames_per_block = layout.frames_per_block
-        self._frame_s = layout.samples_per_frame / layout.sample_rate_hz
+        self._layout = layout
 
     def first_frame(self, number: int) -> int:
         """The first frame of the window's audio."""
@@ -80,7 +80,7 @@ class WindowRamp:
 
     def start_s(self, number: int) -> float:
         """Where in the stream the window's audio begins, in seconds."""
-        return self.first_frame(number) * self._frame_s
+        return self._layout.first_sample(self.first_frame(number)) / self._layout.sample_rate_hz
 
     def needed_frames(self, number: int) -> int:
         """Frames of the stream that must exist before the window can be cut."""

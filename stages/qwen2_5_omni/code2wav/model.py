@@ -19,6 +19,7 @@ from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE, load_voices
 from stages.qwen2_5_omni.codec_window import CodecWindow, decode_codec_window
 from stages.qwen2_5_omni.options import Code2WavStage
+from stages.runtime.checkpoint_weights import load_weights_exactly
 from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, Failure, RejectedRequestsError
 
 WEIGHT_PREFIX = "token2wav."
@@ -159,22 +160,4 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Copy the `token2wav.` weights. Raises `ConfigError` if one is missing, unknown or misshapen."""
-        own = self.state_dict()  # shares memory with the parameters and buffers
-        missing = set(own)
-        for name, weight in weights:
-            if self.is_unused_checkpoint_weight(name):
-                continue
-            key = name.removeprefix(WEIGHT_PREFIX)
-            if key not in missing:
-                raise ConfigError(f"the checkpoint's weight {name} has no place in the model")
-            if own[key].shape != weight.shape:
-                raise ConfigError(
-                    f"the checkpoint's weight {name} is {list(weight.shape)}, the config says "
-                    f"{list(own[key].shape)}"
-                )
-            own[key].copy_(weight)
-            missing.discard(key)
-        if missing:
-            names = ", ".join(WEIGHT_PREFIX + key for key in sorted(missing)[:5])
-            raise ConfigError(f"the checkpoint lacks {len(missing)} weights of the model, among them {names}")
-        return set(own)
+        return load_weights_exactly(self, weights, WEIGHT_PREFIX)

@@ -1,0 +1,142 @@
+"""The code2wav stage as vLLM loads it."""
+
+from collections.abc import Iterable, Set
+
+import torch
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
+from vllm.config import VllmConfig
+
+from omni_server.config.stages import DiffusionStage
+from omni_server.protocol.corruption import Corruption
+from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
+from stages.qwen3_omni.code2wav.network import Code2WavNetwork
+from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder, WindowJob
+from stages.qwen3_omni.codec_layout import Code2WavLayout, code2wav_layout
+from stages.qwen3_omni.codec_window import CodecWindow, decode_codec_window
+from stages.runtime.checkpoint_weights import load_weights_exactly
+from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, Failure, RejectedRequestsError
+
+WEIGHT_PREFIX = "code2wav."
+
+TORCH_DTYPES: dict[ComputeDtype, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class Qwen3OmniCode2Wav(DiffusionModel):
+    """Weights, state and computation have the stage's dtype.
+
+    Raises `TypeError` unless `vllm_config.additional_config` is a `DiffusionRuntimeConfig` with a
+    `DiffusionStage`, and `ConfigError` for a config that the network cannot follow.
+    """
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        config: Qwen3OmniMoeCode2WavConfig = vllm_config.model_config.hf_config
+        runtime = vllm_config.additional_config
+        if not isinstance(runtime, DiffusionRuntimeConfig) or not isinstance(runtime.stage, DiffusionStage):
+            raise TypeError(
+                "code2wav needs additional_config=DiffusionRuntimeConfig(DiffusionStage(...), ...)"
+            )
+        self._stage = runtime.stage
+        # A step needs a slot for each of its windows, even if none leaves any state.
+        self._num_slots = max(runtime.num_streams, runtime.stage.max_num_seqs)
+        self._codebook_size: int = config.codebook_size
+        self._num_codebooks: int = config.num_quantizers
+        self._layout = layout_of(config)
+        # Named like the checkpoint's weights.
+        self.code2wav = Code2WavNetwork(config).to(TORCH_DTYPES[runtime.compute_dtype])
+        self._decoder: StreamDecoder | None = None
+
+    def prepare(self) -> None:
+        """Allocate the memory of the streams' state."""
+        self._ready()
+
+    def _ready(self) -> StreamDecoder:
+        if self._decoder is None:
+            with torch.inference_mode():
+                self._decoder = StreamDecoder(
+                    self.code2wav,
+                    self._layout,
+                    num_slots=self._num_slots,
+                    max_frames_per_pass=self._stage.max_num_batched_tokens // self._num_codebooks,
+                )
+        return self._decoder
+
+    def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
+        """Returns each window's waveform, float32 [num_frames * samples per frame]; the first window of a
+        stream has `Code2WavLayout.lead_samples` less.
+
+        `batch.inputs` are encoded `CodecWindow`s. Raises `RejectedRequestsError` for invalid requests, such
+        as a window that does not continue its stream."""
+        return [waveform.float() for waveform in self._ready().run(self._jobs(batch))]
+
+    def _jobs(self, batch: DiffusionBatch) -> list[WindowJob]:
+        jobs: list[WindowJob] = []
+        reasons: dict[str, Failure] = {}
+        streams: set[str] = set()
+        for request_id, codes, data in zip(batch.request_ids, batch.token_ids, batch.inputs, strict=True):
+            try:
+                window = decode_codec_window(data)
+                window.validate(
+                    len(codes),
+                    num_codebooks=self._num_codebooks,
+                    context_frames=self._layout.context_frames,
+                )
+            except ValueError as error:
+                reasons[request_id] = str(error)
+                continue
+            past = torch.from_numpy(window.past_codes())
+            corruption = (
+                self._outside_table(codes) or self._outside_table(past) or self._out_of_order(window, streams)
+            )
+            if corruption is not None:
+                reasons[request_id] = corruption
+                continue
+            streams.add(window.stream)
+            jobs.append(WindowJob(window, *(c.view(-1, self._num_codebooks) for c in (codes, past))))
+        if reasons:
+            raise RejectedRequestsError(reasons)
+        return jobs
+
+    def _outside_table(self, codes: torch.Tensor) -> Corruption | None:
+        for code in (int(codes.min()), int(codes.max())) if len(codes) else ():
+            if not 0 <= code < self._codebook_size:
+                detail = f"codec token {code} is outside the codebooks of {self._codebook_size} codes"
+                return Corruption("codes", detail)
+        return None
+
+    def _out_of_order(self, window: CodecWindow, streams: Set[str]) -> Corruption | None:
+        """`streams`: those that have a window in this batch."""
+        if window.stream in streams:
+            detail = "another window of its stream is in the same step: send one after the other"
+            return Corruption("window_sequence", detail)
+        expected = self._ready().streams.end_of(window.stream)
+        if expected is None or expected == window.first_frame:
+            return None
+        return Corruption(
+            "window_sequence",
+            f"a window from frame {window.first_frame} on, where {expected} is the next one",
+        )
+
+    @staticmethod
+    def is_unused_checkpoint_weight(name: str) -> bool:
+        """Lets vLLM's loader skip files with other stages' weights only."""
+        return not name.startswith(WEIGHT_PREFIX)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Copy the `code2wav.` weights. Raises `ConfigError` if one is missing, unknown or misshapen."""
+        loaded = load_weights_exactly(self.code2wav, weights, WEIGHT_PREFIX)
+        return {WEIGHT_PREFIX + name for name in loaded}
+
+
+def layout_of(config: Qwen3OmniMoeCode2WavConfig) -> Code2WavLayout:
+    """Raises `ConfigError` for a config that no decoder can have."""
+    return code2wav_layout(
+        num_layers=config.num_hidden_layers,
+        sliding_window=config.sliding_window,
+        upsampling_ratios=config.upsampling_ratios,
+        upsample_rates=config.upsample_rates,
+    )

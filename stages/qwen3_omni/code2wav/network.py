@@ -1,0 +1,175 @@
+"""The decoder network (`Qwen3OmniMoeCode2Wav`), computed step by step. Parameters have the checkpoint's
+names.
+
+Every layer is causal, so a step needs only the end of each layer's previous input. A transposed convolution
+of a decoder block adds up pairs of positions and drops the first one, which has no predecessor: its output
+begins with the second position. Here it begins with the first, so that every step returns the same number of
+samples per frame. In the first step of a stream, that output is undefined. The number of undefined values
+(`num_undefined`) grows from block to block up to `CodecLayout.lead_samples`. Each convolution takes them for
+zeros, the padding of a single pass.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
+
+from stages.qwen3_omni.code2wav.state import Step, Streamed
+from stages.qwen3_omni.code2wav.transformer import Transformer
+from stages.qwen3_omni.codec_layout import CONV_KERNEL, UNIT_DILATIONS, lead_after
+
+
+class Snake(nn.Module):
+    """x + sin(a x)^2 / b; a and b per channel, as logarithms."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.zeros(channels))
+        self.beta = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = 1 / (self.beta.exp() + 1e-9)
+        return x + scale[:, None] * (x * self.alpha.exp()[:, None]).sin().square()
+
+
+class CausalConv(Streamed):
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        dilation: int = 1,
+        groups: int = 1,
+        num_undefined: int = 0,
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(in_channels, out_channels, CONV_KERNEL, dilation=dilation, groups=groups)
+        self._num_undefined = num_undefined
+        self.state_shape = (in_channels, (CONV_KERNEL - 1) * dilation)
+
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        return self.conv(step.extended(self, x, num_undefined=self._num_undefined))
+
+
+class Pointwise(nn.Module):
+    """A convolution of width 1."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels, channels, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x)
+
+
+class Upsample(nn.Module):
+    """Positions become `ratio` positions each, without overlap."""
+
+    def __init__(self, channels: int, ratio: int) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose1d(channels, channels, ratio, stride=ratio)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x)
+
+
+class OverlappingUpsample(Streamed):
+    """Positions become `rate` positions each, which also depend on the position before."""
+
+    def __init__(self, in_channels: int, out_channels: int, rate: int, *, num_undefined: int) -> None:
+        super().__init__()
+        self.conv = nn.ConvTranspose1d(in_channels, out_channels, 2 * rate, stride=rate)
+        self._rate = rate
+        self._num_undefined = num_undefined
+        self.state_shape = (in_channels, 1)
+
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        extended = step.extended(self, x, num_undefined=self._num_undefined)
+        # The padding cuts off both ends, which lack one of their two positions.
+        return F.conv_transpose1d(
+            extended, self.conv.weight, self.conv.bias, stride=self._rate, padding=self._rate
+        )
+
+
+class ConvNeXtBlock(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.dwconv = CausalConv(channels, channels, groups=channels)
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+        self.pwconv1 = nn.Linear(channels, 4 * channels)
+        self.pwconv2 = nn.Linear(4 * channels, channels)
+        self.gamma = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        y = self.norm(self.dwconv(x, step).transpose(1, 2))
+        y = self.gamma * self.pwconv2(F.gelu(self.pwconv1(y)))
+        return x + y.transpose(1, 2)
+
+
+class ResidualUnit(nn.Module):
+    def __init__(self, channels: int, dilation: int, *, num_undefined: int) -> None:
+        super().__init__()
+        self.act1 = Snake(channels)
+        self.conv1 = CausalConv(channels, channels, dilation=dilation, num_undefined=num_undefined)
+        self.act2 = Snake(channels)
+        self.conv2 = Pointwise(channels)
+
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        return x + self.conv2(self.act2(self.conv1(self.act1(x), step)))
+
+
+class DecoderBlock(nn.Module):
+    def __init__(self, in_channels: int, rate: int, *, num_undefined: int) -> None:
+        """`num_undefined`: of the block's input."""
+        super().__init__()
+        channels = in_channels // 2
+        upsample = OverlappingUpsample(in_channels, channels, rate, num_undefined=num_undefined)
+        num_undefined = (num_undefined + 1) * rate
+        units = (ResidualUnit(channels, d, num_undefined=num_undefined) for d in UNIT_DILATIONS)
+        self.block = nn.ModuleList((Snake(in_channels), upsample, *units))
+
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        snake, *layers = self.block
+        x = snake(x)
+        for layer in layers:
+            x = layer(x, step)
+        return x
+
+
+class Code2WavNetwork(nn.Module):
+    def __init__(self, config: Qwen3OmniMoeCode2WavConfig) -> None:
+        """Raises `ConfigError` for a config that the network cannot follow."""
+        super().__init__()
+        self._codebook_size: int = config.codebook_size
+        self._num_codebooks: int = config.num_quantizers
+        width, rates = config.hidden_size, tuple(config.upsample_rates)
+        self.code_embedding = nn.Embedding(config.codebook_size * config.num_quantizers, width)
+        self.pre_transformer = Transformer(config)
+        self.upsample = nn.ModuleList(
+            nn.ModuleList((Upsample(width, ratio), ConvNeXtBlock(width)))
+            for ratio in config.upsampling_ratios
+        )
+        channels = config.decoder_dim
+        decoder: list[nn.Module] = [CausalConv(width, channels)]
+        for number, rate in enumerate(rates):
+            decoder.append(DecoderBlock(channels, rate, num_undefined=lead_after(rates[:number])))
+            channels //= 2
+        decoder += [Snake(channels), CausalConv(channels, 1, num_undefined=lead_after(rates))]
+        self.decoder = nn.ModuleList(decoder)
+
+    def forward(self, codes: torch.Tensor, step: Step) -> torch.Tensor:
+        """codes: int64 [num_streams, new frames, codebooks]. Returns samples in [-1, 1], [num_streams, new
+        frames * samples per frame]. In a stream's first step, the first `CodecLayout.lead_samples` are
+        undefined. Changes the state of the streams."""
+        tables = torch.arange(self._num_codebooks, device=codes.device) * self._codebook_size
+        x = self.code_embedding(codes + tables).mean(2)
+        x = self.pre_transformer(x, step).transpose(1, 2)
+        for pair in self.upsample:
+            assert isinstance(pair, nn.ModuleList)
+            upsample, block = pair
+            x = block(upsample(x), step)
+        first, *blocks, snake, last = self.decoder
+        x = first(x, step)
+        for block in blocks:
+            x = block(x, step)
+        return last(snake(x), step)[:, 0].clamp(-1, 1)

@@ -1,0 +1,62 @@
+"""How Qwen3-Omni's codec frames relate to audio. Derived from the config alone, without torch."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from omni_server.errors import ConfigError
+from omni_server.family import CodecLayout
+
+CONV_KERNEL = 7
+"""Width of every convolution of `Qwen3OmniMoeCode2Wav` that sees more than one position."""
+
+UNIT_DILATIONS = (1, 3, 9)
+"""Dilations of a decoder block's residual units (`Qwen3OmniMoeCode2WavDecoderBlock`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code2WavLayout(CodecLayout):
+    context_frames: int
+    """Earlier frames that the audio of a frame depends on. With that many, a lost state can be computed again
+    exactly; fewer give other audio."""
+
+
+def code2wav_layout(
+    *,
+    num_layers: int,
+    sliding_window: int,
+    upsampling_ratios: Sequence[int],
+    upsample_rates: Sequence[int],
+) -> Code2WavLayout:
+    """Takes fields of `code2wav_config`; `num_layers` is its `num_hidden_layers`. Raises `ConfigError`."""
+    samples_per_frame = math.prod(upsampling_ratios) * math.prod(upsample_rates)
+    lead = lead_after(upsample_rates)
+    if lead >= samples_per_frame:
+        raise ConfigError(
+            f"code2wav_config: upsample_rates {list(upsample_rates)} and upsampling_ratios "
+            f"{list(upsampling_ratios)} leave no samples of the first frame"
+        )
+    # Backwards from a frame's first sample: earlier positions that it needs, at the rate of each level. One
+    # value of an upsampled level depends on the position it comes from, and with a lead on the one before.
+    context = CONV_KERNEL - 1
+    for rate in reversed(upsample_rates):
+        context = -(-(context + (CONV_KERNEL - 1) * sum(UNIT_DILATIONS)) // rate) + 1
+    context += CONV_KERNEL - 1
+    for ratio in reversed(upsampling_ratios):
+        context = -(-(context + CONV_KERNEL - 1) // ratio)
+    return Code2WavLayout(
+        frames_per_block=1,
+        samples_per_frame=samples_per_frame,
+        lead_samples=lead,
+        context_frames=context + num_layers * (sliding_window - 1),
+    )
+
+
+def lead_after(upsample_rates: Sequence[int]) -> int:
+    """Returns how many positions decoder blocks with these rates, the first one first, drop at the beginning,
+    at the rate of their output. The transposed convolution of each block drops its first input, because it
+    adds up pairs of neighbours."""
+    lead = 0
+    for rate in upsample_rates:
+        lead = (lead + 1) * rate
+    return lead

@@ -1,0 +1,85 @@
+"""Speech streams of random codes, and their windows."""
+
+import torch
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
+
+from stages.qwen3_omni.code2wav.model import layout_of
+from stages.qwen3_omni.code2wav.network import Code2WavNetwork
+from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder, WindowJob
+from stages.qwen3_omni.codec_window import CodecWindow, encode_frame
+
+
+class Stream:
+    """One stream: its codes, what has been decoded up to now, and the single pass of the reference."""
+
+    def __init__(self, reference: Qwen3OmniMoeCode2Wav, num_frames: int, name: str = "a") -> None:
+        config = reference.config
+        self.name = name
+        self.codes = torch.randint(
+            config.codebook_size,
+            (num_frames, config.num_quantizers),
+            generator=torch.Generator().manual_seed(num_frames),
+        )
+        self.single_pass = single_pass(reference, self.codes)
+        self.done = 0  # frames
+        self.samples: list[torch.Tensor] = []
+        self._context_frames = layout_of(config).context_frames
+
+    @property
+    def num_left(self) -> int:
+        return len(self.codes) - self.done
+
+    @property
+    def streamed(self) -> torch.Tensor:
+        return torch.cat(self.samples)
+
+    def window(self, num_frames: int) -> CodecWindow:
+        past = self.codes[max(0, self.done - self._context_frames) : self.done].tolist()
+        is_last = num_frames >= self.num_left
+        return CodecWindow(self.name, self.done, is_last, b"".join(map(encode_frame, past)))
+
+    def job(self, num_frames: int) -> WindowJob:
+        window = self.window(num_frames)
+        past = torch.from_numpy(window.past_codes()).view(-1, self.codes.shape[1])
+        return WindowJob(window, self.codes[self.done : self.done + num_frames], past)
+
+    def error(self) -> float:
+        """Largest deviation from the single pass."""
+        assert self.streamed.shape == self.single_pass.shape
+        return float((self.streamed - self.single_pass).abs().max())
+
+
+def single_pass(reference: Qwen3OmniMoeCode2Wav, codes: torch.Tensor) -> torch.Tensor:
+    """codes: [num_frames, codebooks]."""
+    with torch.inference_mode():
+        return reference(codes.T[None])[0, 0]
+
+
+def decoder_like(
+    reference: Qwen3OmniMoeCode2Wav, *, num_slots: int = 4, max_frames_per_pass: int = 256
+) -> StreamDecoder:
+    network = Code2WavNetwork(reference.config).to(reference.dtype)
+    network.load_state_dict(reference.state_dict())
+    return StreamDecoder(
+        network,
+        layout_of(reference.config),
+        num_slots=num_slots,
+        max_frames_per_pass=max_frames_per_pass,
+    )
+
+
+def advance(decoder: StreamDecoder, *parts: tuple[Stream, int]) -> None:
+    """One step with a window of so many frames for each stream."""
+    jobs = [stream.job(min(num_frames, stream.num_left)) for stream, num_frames in parts]
+    for (stream, _), job, samples in zip(parts, jobs, decoder.run(jobs), strict=True):
+        stream.samples.append(samples)
+        stream.done += len(job.codes)
+
+
+def decode(decoder: StreamDecoder, stream: Stream, ramp: tuple[int, ...]) -> None:
+    """The rest of the stream; the last number of the ramp is used until the end."""
+    for number in ramp:
+        if stream.num_left:
+            advance(decoder, (stream, number))
+    while stream.num_left:
+        advance(decoder, (stream, ramp[-1]))

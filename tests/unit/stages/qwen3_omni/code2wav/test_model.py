@@ -1,0 +1,286 @@
+"""The model class of the stage, without an engine."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+import torch
+from transformers import PreTrainedConfig
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeConfig
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
+
+from omni_server.config.stages import DiffusionStage
+from omni_server.errors import ConfigError
+from omni_server.protocol.corruption import Corruption
+from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
+from stages.qwen3_omni.code2wav.model import Qwen3OmniCode2Wav
+from stages.qwen3_omni.code2wav.network import Code2WavNetwork
+from stages.qwen3_omni.code2wav.state import Step
+from stages.qwen3_omni.codec_window import encode_codec_window
+from stages.qwen3_omni.hf_overrides import CODE2WAV, code2wav_config
+from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
+from tests.reference.qwen3_code2wav import random_code2wav, small_config
+from tests.unit.stages.diffusion import new_request, outcomes, runner_for, step
+from tests.unit.stages.qwen3_omni.code2wav.speech import Stream
+
+torch.set_num_threads(1)
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass
+class ModelConfig:
+    hf_config: PreTrainedConfig
+
+
+@dataclass
+class EngineConfig:
+    """What the model reads of vLLM's config."""
+
+    model_config: ModelConfig
+    additional_config: DiffusionRuntimeConfig
+
+
+@pytest.fixture(scope="module")
+def reference() -> Qwen3OmniMoeCode2Wav:
+    return random_code2wav(small_config())
+
+
+@pytest.fixture(scope="module")
+def weights(reference: Qwen3OmniMoeCode2Wav) -> Weights:
+    own = {f"code2wav.{name}": weight for name, weight in reference.state_dict().items()}
+    return {"thinker.lm_head.weight": torch.zeros(2, 2), "talker.codec_head.weight": torch.zeros(2, 2)} | own
+
+
+def model_with(
+    config: PreTrainedConfig, *, num_streams: int = 4, compute_dtype: ComputeDtype = "float32"
+) -> Qwen3OmniCode2Wav:
+    stage = DiffusionStage(
+        model_stage="code2wav",
+        engine="diffusion",
+        max_num_seqs=2,
+        max_num_batched_tokens=1024,
+        max_model_len=1024,
+    )
+    runtime = DiffusionRuntimeConfig(stage, compute_dtype, is_fast=False, num_streams=num_streams)
+    return Qwen3OmniCode2Wav(vllm_config=EngineConfig(ModelConfig(config), runtime))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def model(reference: Qwen3OmniMoeCode2Wav, weights: Weights) -> Iterator[Qwen3OmniCode2Wav]:
+    model = model_with(reference.config)
+    model.load_weights(weights.items())
+    model.prepare()
+    with torch.inference_mode():
+        yield model
+
+
+def batch(*requests: tuple[list[int], bytes]) -> DiffusionBatch:
+    return DiffusionBatch(
+        tuple(f"r{i}" for i in range(len(requests))),
+        tuple(torch.tensor(codes, dtype=torch.int64) for codes, _ in requests),
+        tuple(payload for _, payload in requests),
+    )
+
+
+def request(stream: Stream, num_frames: int) -> tuple[list[int], bytes]:
+    codes = stream.codes[stream.done : stream.done + num_frames].flatten().tolist()
+    return codes, encode_codec_window(stream.window(num_frames))
+
+
+# -- weights
+
+
+def test_loads_its_part_of_the_checkpoint(reference: Qwen3OmniMoeCode2Wav, weights: Weights) -> None:
+    model = model_with(reference.config)
+    loaded = model.load_weights(weights.items())
+    assert loaded == {f"code2wav.{name}" for name in reference.state_dict()}
+    assert loaded == set(dict(model.named_parameters()))
+    assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
+
+
+def test_weights_have_the_type_of_the_stage(reference: Qwen3OmniMoeCode2Wav, weights: Weights) -> None:
+    model = model_with(reference.config, compute_dtype="bfloat16")
+    model.load_weights((name, weight.bfloat16()) for name, weight in weights.items())
+    assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    stream = Stream(reference, 10)
+    [waveform] = model.sample(batch(request(stream, 10)))
+    assert waveform.dtype == torch.float32
+    error = (waveform - stream.single_pass).square().mean() / stream.single_pass.square().mean()
+    assert error < 0.05
+
+
+def test_weights_that_do_not_fit_are_named(reference: Qwen3OmniMoeCode2Wav, weights: Weights) -> None:
+    name = "code2wav.decoder.6.conv.bias"
+    model = model_with(reference.config)
+    with pytest.raises(ConfigError, match=f"lacks 1 weights of the model, among them {name}"):
+        model.load_weights((k, w) for k, w in weights.items() if k != name)
+    with pytest.raises(ConfigError, match=r"code2wav\.surprise has no place"):
+        model.load_weights((weights | {"code2wav.surprise": torch.zeros(1)}).items())
+    with pytest.raises(ConfigError, match=rf"{name} is \[3\], the config says \[1\]"):
+        model.load_weights((weights | {name: torch.zeros(3)}).items())
+
+
+def test_knows_the_weights_of_other_stages() -> None:
+    assert Qwen3OmniCode2Wav.is_unused_checkpoint_weight("thinker.lm_head.weight")
+    assert not Qwen3OmniCode2Wav.is_unused_checkpoint_weight("code2wav.decoder.6.conv.bias")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act is gelu; code2wav knows silu only"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+            "rope_type is linear; code2wav knows default only",
+        ),
+        ({"upsampling_ratios": []}, "leave no samples of the first frame"),
+    ],
+)
+def test_a_config_that_is_not_followed_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        model_with(small_config(**change))
+
+
+# -- windows
+
+
+def test_a_stream_is_the_references_waveform(
+    model: Qwen3OmniCode2Wav, reference: Qwen3OmniMoeCode2Wav
+) -> None:
+    stream = Stream(reference, 12)
+    for size in (1, 4, 4, 3):
+        [waveform] = model.sample(batch(request(stream, size)))
+        assert waveform.dtype == torch.float32
+        assert len(waveform) == 1920 * size - (0 if stream.done else 555)
+        stream.samples.append(waveform)
+        stream.done += size
+    assert stream.error() < 1e-5
+
+
+def test_a_stream_needs_no_state_if_it_is_one_window(
+    reference: Qwen3OmniMoeCode2Wav, weights: Weights
+) -> None:
+    model = model_with(reference.config, num_streams=0)
+    model.load_weights(weights.items())
+    streams = [Stream(reference, 10, "a"), Stream(reference, 12, "b")]
+    waveforms = model.sample(batch(*(request(stream, 12) for stream in streams)))
+    for stream, waveform in zip(streams, waveforms, strict=True):
+        stream.samples.append(waveform)
+        assert stream.error() < 1e-5
+
+
+def test_every_invalid_request_is_named_before_anything_runs(
+    model: Qwen3OmniCode2Wav, reference: Qwen3OmniMoeCode2Wav
+) -> None:
+    stream = Stream(reference, 10)
+    codes, payload = request(stream, 2)
+    stream.done = 2
+    window = stream.window(2)
+    later = encode_codec_window(window)
+    replace = msgspec.structs.replace
+    with pytest.raises(RejectedRequestsError) as caught:
+        model.sample(
+            batch(
+                (codes, payload),
+                (codes[:-1], payload),
+                ([], payload),
+                ([*codes[:-1], 2048], payload),
+                ([*codes[:-1], -1], payload),
+                (codes, b"junk"),
+                (codes, encode_codec_window(replace(window, past=window.past[:-2]))),
+                (codes, encode_codec_window(replace(window, past=b"\x00\x08" + window.past[2:]))),
+                (codes, encode_codec_window(replace(window, first_frame=-1))),
+                (codes, encode_codec_window(replace(window, stream=""))),
+                (codes, later),
+            )
+        )
+    reasons = caught.value.reasons
+    assert str(reasons.pop("r5")).startswith("not a codec window: ")
+    assert reasons == {
+        "r1": "the window holds 31 codec tokens; it must be a positive multiple of 16, the codes of a frame",
+        "r2": "the window holds 0 codec tokens; it must be a positive multiple of 16, the codes of a frame",
+        "r3": Corruption("codes", "codec token 2048 is outside the codebooks of 2048 codes"),
+        "r4": Corruption("codes", "codec token -1 is outside the codebooks of 2048 codes"),
+        "r6": "past has 62 bytes; before frame 2 there must be 64",
+        "r7": Corruption("codes", "codec token 2048 is outside the codebooks of 2048 codes"),
+        "r8": "first_frame is -1; it must be between 0 and 2147483647",
+        "r9": "the window names no stream",
+        "r10": Corruption(
+            "window_sequence", "another window of its stream is in the same step: send one after the other"
+        ),
+    }
+
+
+@pytest.mark.parametrize("start", [0, 3, 5, 9])
+def test_a_window_that_does_not_continue_its_stream_is_rejected(
+    model: Qwen3OmniCode2Wav, reference: Qwen3OmniMoeCode2Wav, start: int
+) -> None:
+    stream = Stream(reference, 20)
+    model.sample(batch(request(stream, 4)))
+    stream.done = start
+    with pytest.raises(RejectedRequestsError) as caught:
+        model.sample(batch(request(stream, 2)))
+    assert caught.value.reasons == {
+        "r0": Corruption("window_sequence", f"a window from frame {start} on, where 4 is the next one")
+    }
+    stream.done = 4
+    assert len(model.sample(batch(request(stream, 2)))) == 1
+
+
+def test_invalid_windows_do_not_keep_others_from_being_computed(
+    model: Qwen3OmniCode2Wav, reference: Qwen3OmniMoeCode2Wav
+) -> None:
+    """In the stage's runner."""
+    runner, stream = runner_for(model), Stream(reference, 6)
+    codes, payload = request(stream, 6)
+    output = runner.execute_model(
+        step(new_request("cut", codes[:-1], payload), new_request("good", codes, payload))
+    )
+    found = outcomes(output)
+    assert str(found["cut"]).startswith("the window holds 95 codec tokens")
+    stream.samples.append(torch.tensor(found["good"]))
+    assert stream.error() < 1e-5
+
+
+def test_streams_whose_step_failed_go_on_as_if_nothing_had_happened(
+    model: Qwen3OmniCode2Wav, reference: Qwen3OmniMoeCode2Wav, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner repeats a failed step with each request alone."""
+    runner, streams = runner_for(model), [Stream(reference, 12, "a"), Stream(reference, 12, "b")]
+    forward = Code2WavNetwork.forward
+
+    def fails_together(self: Code2WavNetwork, codes: torch.Tensor, now: Step) -> torch.Tensor:
+        samples = forward(self, codes, now)
+        if len(codes) > 1 and int(now.positions.max()) == 4:
+            raise RuntimeError("out of memory")
+        return samples
+
+    monkeypatch.setattr(Code2WavNetwork, "forward", fails_together)
+    for number in range(3):
+        windows = [new_request(f"{s.name}{number}", *request(s, 4)) for s in streams]
+        found = outcomes(runner.execute_model(step(*windows)))
+        for stream in streams:
+            stream.samples.append(torch.tensor(found[f"{stream.name}{number}"]))
+            stream.done += 4
+    assert max(stream.error() for stream in streams) < 1e-5
+
+
+# -- the config
+
+
+def test_the_stages_config_is_the_checkpoints_part_with_what_vllm_requires() -> None:
+    whole = Qwen3OmniMoeConfig(code2wav_config=small_config().to_dict())
+    stage = code2wav_config(whole)
+    assert stage.architectures == [CODE2WAV]
+    assert (stage.vocab_size, stage.hidden_size) == (2048, 32)
+    assert stage.max_position_embeddings == 16 * 8000  # codes of the longest window
+    assert whole.code2wav_config.max_position_embeddings == 8000
+    model_with(stage)
+
+
+def test_configs_of_other_models_stay_as_they_are() -> None:
+    other = PreTrainedConfig()
+    assert code2wav_config(other) is other
+    assert other.architectures is None

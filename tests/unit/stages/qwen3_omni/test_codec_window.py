@@ -1,0 +1,35 @@
+"""The metadata of a window. That the model rejects invalid windows is in code2wav/test_model.py."""
+
+import pytest
+
+from stages.qwen3_omni.codec_window import (
+    CodecWindow,
+    decode_codec_window,
+    encode_codec_window,
+    encode_frame,
+)
+
+WINDOW = CodecWindow("a", 2, False, encode_frame((0, 2047)) + encode_frame((1, 300)))
+
+
+def test_a_window_survives_encoding() -> None:
+    assert decode_codec_window(encode_codec_window(WINDOW)) == WINDOW
+    assert WINDOW.past_codes().tolist() == [0, 2047, 1, 300]
+
+
+@pytest.mark.parametrize("payload", [b"", b"junk", encode_codec_window(WINDOW)[:-1], b"\x80"])
+def test_other_bytes_are_no_window(payload: bytes) -> None:
+    with pytest.raises(ValueError, match="not a codec window"):
+        decode_codec_window(payload)
+
+
+def test_as_many_frames_before_a_window_are_required_as_its_audio_depends_on() -> None:
+    WINDOW.validate(4, num_codebooks=2, context_frames=2)
+    WINDOW.validate(4, num_codebooks=2, context_frames=3)
+    with pytest.raises(ValueError, match="past has 8 bytes; before frame 2 there must be 4"):
+        WINDOW.validate(4, num_codebooks=2, context_frames=1)
+
+
+def test_codes_beyond_16_bits_are_refused() -> None:
+    with pytest.raises(OverflowError):
+        encode_frame((2**15,))
