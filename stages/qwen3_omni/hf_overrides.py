@@ -1,0 +1,26 @@
+"""The Qwen3-Omni config that vLLM sees in each stage's engine (`hf_overrides`).
+
+vLLM also calls these functions with a placeholder of another class, which they return unchanged.
+"""
+
+from transformers import PreTrainedConfig, Qwen3OmniMoeConfig
+
+TALKER = "Qwen3OmniTalkerStage"
+"""Name of the model class in vLLM's registry."""
+
+
+def talker_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of the talker's decoder, with the fields of other parts that the model needs."""
+    if not isinstance(config, Qwen3OmniMoeConfig):
+        return config
+    talker = config.talker_config
+    stage: PreTrainedConfig = talker.text_config
+    stage.architectures = [TALKER]
+    # The reference interleaves the axes whatever the config says, and the published config does not say so.
+    stage.rope_parameters["mrope_interleaved"] = True
+    stage.tie_word_embeddings = False
+    stage.code_predictor_config = talker.code_predictor_config
+    stage.codec_eos_token_id = talker.codec_eos_token_id
+    stage.thinker_hidden_size = talker.thinker_hidden_size
+    stage.text_vocab_size = config.thinker_config.text_config.vocab_size
+    return stage
