@@ -215,7 +215,7 @@ def warm_up_request(config: StageConfig, *, is_greedy: bool) -> OmniRequest:
         if isinstance(stage, ArStage):
             length = WARM_UP_LENGTH
             if speech is not None and name == speech.source:
-                length *= config.num_codebooks  # an incomplete frame never reaches the decoder
+                length *= config.frames.num_sampled  # an incomplete frame never reaches the decoder
             sampling[name] = SamplingConfig(
                 temperature=0.0 if is_greedy else 1.0, max_tokens=length, min_tokens=length, ignore_eos=True
             )
@@ -295,7 +295,7 @@ def _longest_speech_s(config: StageConfig, model: FamilyModel) -> float:
     limit = stage.default_sampling.max_tokens if isinstance(stage, ArStage) else None
     if limit is None or model.codec is None:
         return math.inf
-    return model.codec.first_sample(limit // config.num_codebooks) / model.codec.sample_rate_hz
+    return model.codec.first_sample(limit // config.frames.num_sampled) / model.codec.sample_rate_hz
 
 
 def fingerprint_of(model_dir: Path, config: StageConfig) -> str:

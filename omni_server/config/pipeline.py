@@ -28,10 +28,30 @@ MODEL_FAMILY_VARIABLE = "OMNI_SERVER_MODEL_FAMILY"
 
 @dataclass(frozen=True)
 class TokenFrames:
-    """Codec tokens, int `[n, num_codebooks]`. The stage samples the tokens of one frame one after the
-    other."""
+    """Codec tokens, int `[n, num_codebooks]`. The stage samples the tokens of one frame one after the other,
+    or samples the first one and predicts the others from it in the same step.
+
+    Raises `ValueError` if predicted codebooks do not leave exactly one for sampling.
+    """
 
     num_codebooks: int = 1
+    num_predicted: int = 0
+    """The last codebooks of a frame, whose tokens the stage's model predicts
+    (`stages.runtime.frame_predictor.FramePredictor`)."""
+
+    def __post_init__(self) -> None:
+        if self.num_codebooks < 1:
+            raise ValueError(f"frames have at least one codebook, not {self.num_codebooks}")
+        if self.num_predicted not in (0, self.num_codebooks - 1):
+            raise ValueError(
+                f"num_predicted is {self.num_predicted}, but the codes of a frame are predicted from one "
+                f"sampled token: of {self.num_codebooks} codebooks, {self.num_codebooks - 1} or none"
+            )
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the stage samples for each frame."""
+        return self.num_codebooks - self.num_predicted
 
 
 @dataclass(frozen=True)

@@ -179,6 +179,8 @@ class StageConfig(FrozenModel):
                 )
             if isinstance(payload, Embeddings):
                 self._check_embeddings(edge)
+            if isinstance(payload, TokenFrames) and payload.num_predicted:
+                self._check_predicted(edge)
 
     def _check_embeddings(self, edge: Edge) -> None:
         for name in (edge.source, edge.target):
@@ -198,6 +200,26 @@ class StageConfig(FrozenModel):
             raise ValueError(
                 f"stages.{edge.target}.engine_args.enable_prefix_caching must be off: the stage's token ids "
                 "do not determine its inputs"
+            )
+
+    def _check_predicted(self, edge: Edge) -> None:
+        name = edge.source
+        stage = self.stages[name]
+        assert isinstance(stage, ArStage)
+        if stage.pipeline_parallel_size > 1:
+            raise ValueError(
+                f"stages.{name}.pipeline_parallel_size must be 1: codes predicted on the last rank are "
+                "inputs of the first; use tensor_parallel_size"
+            )
+        if stage.engine_args.get("speculative_config") is not None:
+            raise ValueError(
+                f"stages.{name}.engine_args.speculative_config must go: codes would be predicted for "
+                "rejected draft tokens"
+            )
+        if stage.engine_args.get("enable_prefix_caching"):
+            raise ValueError(
+                f"stages.{name}.engine_args.enable_prefix_caching must be off: predicted codes are inputs, "
+                "which the stage's token ids do not determine"
             )
 
     @model_validator(mode="after")
@@ -261,10 +283,15 @@ class StageConfig(FrozenModel):
         return next((edge for edge in edges if edge is not None), None)
 
     @property
+    def frames(self) -> TokenFrames:
+        """The frames on `speech_edge`; without one, those of a single codebook."""
+        payload = None if self.speech_edge is None else self.spec_of(self.speech_edge).payload
+        return payload if isinstance(payload, TokenFrames) else TokenFrames()
+
+    @property
     def num_codebooks(self) -> int:
         """Codec tokens of a frame on `speech_edge`."""
-        payload = None if self.speech_edge is None else self.spec_of(self.speech_edge).payload
-        return payload.num_codebooks if isinstance(payload, TokenFrames) else 1
+        return self.frames.num_codebooks
 
     def stages_for(self, outputs: Collection[Output]) -> tuple[str, ...]:
         """Names of the stages that a request for `outputs` passes through, the entry first."""

@@ -145,6 +145,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
                 queue = await add(request_id, engine_input, params)
         except BaseException as exc:
             engine.row_sinks.pop(request_id, None)
+            engine.drop_codes(request_id)
             # If this was cancelled while sending, the engine may already have the request.
             await abort(engine, request_id, internal=False)
             if isinstance(exc, VLLMClientError | ValueError):

@@ -4,6 +4,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from vllm import SamplingParams
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.v1.engine.output_processor import RequestOutputCollector
@@ -41,6 +43,9 @@ class ArOutput(msgspec.Struct, frozen=True):
     """Set for `token_ids` on request; without the end token, unless it is part of the text."""
     is_cut: bool = False
     """A stop string ended the text; the last tokens are not, or not completely, part of it."""
+    predicted: npt.NDArray[np.int16] | None = None
+    """The codes predicted for `token_ids`, `[n, num_predicted]`, one row per token. None if the stage
+    predicts none."""
 
 
 @dataclass(eq=False)
@@ -88,7 +93,17 @@ class ArStream:
                     num_cached_tokens=num_cached,
                     logprobs=self._logprobs(completion),
                     is_cut=isinstance(completion.stop_reason, str),
+                    predicted=self._predicted(len(completion.token_ids)),
                 )
+
+    def _predicted(self, num_tokens: int) -> npt.NDArray[np.int16] | None:
+        """The codes predicted for the next tokens. Raises `CorruptDataError` if they have not come."""
+        codes = self.engine.take_codes(self.external_id, num_tokens)
+        if codes is not None and len(codes) < num_tokens:
+            raise CorruptDataError(
+                self.stage, "shape", f"{num_tokens} tokens with {len(codes)} rows of codes"
+            )
+        return codes
 
     def _text(self, completion: CompletionOutput) -> str:
         """Returns the text, even if it ends inside a character. vLLM holds that end back until the rest of
@@ -155,6 +170,7 @@ class ArStream:
     async def close(self) -> None:
         """Stops the request if it is still running, and forgets it. Rows that arrive later are dropped."""
         self.engine.row_sinks.pop(self.external_id, None)
+        self.engine.drop_codes(self.external_id)
         if not self._is_finished:
             self._is_finished = True
             self.meter.ended("abort")

@@ -1,5 +1,6 @@
-"""vLLM's client of an engine, as our stages use it. Rows that arrive with tokens are removed before vLLM sees
-the output, engine errors become ours, and the resources of a dead engine in this process are released."""
+"""vLLM's client of an engine, as our stages use it. Rows and predicted codes that arrive with tokens are
+removed before vLLM sees the output, engine errors become ours, and the resources of a dead engine in this
+process are released."""
 
 import asyncio
 import logging
@@ -8,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import zmq
 from vllm import SamplingParams
 from vllm.inputs import EngineInput
@@ -28,6 +31,7 @@ from omni_server.protocol.rows import (
     decode_payload,
     encode_feeds,
 )
+from omni_server.protocol.runtime_config import StageRuntimeConfig
 from omni_server.transport.block_ledger import BlockLedger
 
 RowSink = Callable[[RowsPayload], None]
@@ -36,13 +40,15 @@ CLOSE_TIMEOUT_S = 30.0
 
 
 class RowOutputProcessor(OutputProcessor):
-    """Removes the row payloads from the outputs of generating requests before vLLM sees them.
+    """Removes row payloads and predicted codes from the outputs of generating requests before vLLM sees them.
 
     vLLM treats an output with a pooling result as that of a pooling request and does not detokenise it.
     """
 
-    def __init__(self, made: OutputProcessor) -> None:
-        """Copies the configuration of `made`, which vLLM has just created for an engine without requests."""
+    def __init__(self, made: OutputProcessor, num_predicted: int = 0) -> None:
+        """Copies the configuration of `made`, which vLLM has just created for an engine without requests. If
+        `num_predicted` is set, results that come with tokens are not rows but codes, int16 `[n,
+        num_predicted]`."""
         super().__init__(
             made.tokenizer,
             log_stats=made.log_stats,
@@ -52,6 +58,8 @@ class RowOutputProcessor(OutputProcessor):
         )
         self.row_sinks: dict[str, RowSink] = {}
         """By the id given to `add_request`."""
+        self._num_predicted = num_predicted
+        self._codes: dict[str, npt.NDArray[np.int16]] = {}  # of tokens that nobody has taken yet; same ids
         self.row_ledger: BlockLedger | None = None
         """Ledger of the queue that the stage writes its rows to; None if it has none."""
         self.stage_metrics = ArStageMetrics()
@@ -77,15 +85,33 @@ class RowOutputProcessor(OutputProcessor):
             if output.pooling_output is None or is_pooling:
                 kept.append(output)
                 continue
-            payload = decode_payload(memoryview(output.pooling_output.numpy()))
-            output.pooling_output = None
-            self._deliver(None if state is None else state.external_req_id, payload)
+            result, output.pooling_output = output.pooling_output.numpy(), None
+            request_id = None if state is None else state.external_req_id
+            if self._num_predicted:
+                if request_id is not None:
+                    waiting = self._codes.get(request_id)
+                    self._codes[request_id] = result if waiting is None else np.concatenate((waiting, result))
+            else:
+                self._deliver(request_id, decode_payload(memoryview(result)))
             if output.new_token_ids or output.finish_reason is not None:
                 kept.append(output)
             elif state is not None and output.prefill_stats is not None:
                 # A prefill chunk has rows but no token yet. vLLM keeps the statistics with the first output.
                 state.num_cached_tokens = output.prefill_stats.num_cached_tokens
         return super().process_outputs(kept, *args, **kwargs)
+
+    def take_codes(self, request_id: str, num_tokens: int) -> npt.NDArray[np.int16] | None:
+        """The codes predicted for the next tokens of the request that have come, `[<= num_tokens,
+        num_predicted]`; None if the stage predicts none."""
+        if not self._num_predicted:
+            return None
+        codes = self._codes.pop(request_id, np.empty((0, self._num_predicted), np.int16))
+        if len(codes) > num_tokens:
+            self._codes[request_id] = codes[num_tokens:]
+        return codes[:num_tokens]
+
+    def drop_codes(self, request_id: str) -> None:
+        self._codes.pop(request_id, None)
 
     def _deliver(self, request_id: str | None, payload: RowsPayload) -> None:
         if self.row_ledger is not None and isinstance(payload.block, SharedBlock):
@@ -110,12 +136,25 @@ class StageAsyncLLM(AsyncLLM):
         # AsyncLLM creates its output processor itself and has no parameter for the class. The processor has
         # no request yet, and only this object refers to it.
         assert self.output_handler is None
-        self.output_processor = RowOutputProcessor(self.output_processor)
+        match self.vllm_config.additional_config:
+            case StageRuntimeConfig(num_predicted=num_predicted):
+                pass
+            case _:  # another kind of engine
+                num_predicted = 0
+        self.output_processor = RowOutputProcessor(self.output_processor, num_predicted)
 
     @property
     def row_sinks(self) -> dict[str, RowSink]:
         """Receivers of rows, by the id given to `add_request`. Must be set before that call."""
         return self.output_processor.row_sinks
+
+    def take_codes(self, request_id: str, num_tokens: int) -> npt.NDArray[np.int16] | None:
+        """See `RowOutputProcessor.take_codes`."""
+        return self.output_processor.take_codes(request_id, num_tokens)
+
+    def drop_codes(self, request_id: str) -> None:
+        """Forgets the codes of a request whose tokens nobody takes any more."""
+        self.output_processor.drop_codes(request_id)
 
     async def add_structured_request(
         self, request_id: str, engine_input: EngineInput, params: SamplingParams

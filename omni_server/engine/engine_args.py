@@ -55,12 +55,10 @@ def ar_engine_args(
         "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar"),
     }
     if runtime.input_queue is not None:
-        # The stage's tokens are not text, and do not determine its inputs.
-        arguments |= {
-            "skip_tokenizer_init": True,
-            "enable_prompt_embeds": True,
-            "enable_prefix_caching": False,
-        }
+        arguments["skip_tokenizer_init"] = True  # the stage's tokens are not text
+    if runtime.input_queue is not None or runtime.num_predicted:
+        # Token ids do not determine the stage's inputs.
+        arguments |= {"enable_prompt_embeds": True, "enable_prefix_caching": False}
     if platform == "cuda":
         arguments["async_scheduling"] = True
     return AsyncEngineArgs(**(arguments | stage.engine_args))

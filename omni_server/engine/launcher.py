@@ -197,6 +197,7 @@ class EngineBuilder:
         """Builds an engine of the stage. Raises `ConfigError`."""
         outgoing = self.config.edge_from(name, Embeddings)
         incoming = self.config.edge_into(name)
+        speech = self.config.speech_edge
         runtime = StageRuntimeConfig(
             model_dir=str(self.model_dir),
             row_producer=None if outgoing is None else outgoing.function,
@@ -205,6 +206,7 @@ class EngineBuilder:
             # Operators who want batch-invariant sums get them from vLLM's kernels.
             decoding_kernels=not vllm_envs.VLLM_BATCH_INVARIANT,
             step_throttle=self._throttles.get(name),
+            num_predicted=0 if speech is None or speech.source != name else self.config.frames.num_predicted,
         )
         arguments = ar_engine_args(
             self.model_dir,

@@ -62,7 +62,7 @@ class _Decoder:
     factory: CodecEdgeFactory
     chunks: ChunkPlan
     layout: CodecLayout
-    num_codebooks: int
+    frames: TokenFrames
     scheduler: SpeechScheduler
 
 
@@ -113,7 +113,7 @@ class Orchestrator:
             factory=cast(CodecEdgeFactory, load_edge_function(edge.function)),
             chunks=edge.chunks,
             layout=layout,
-            num_codebooks=payload.num_codebooks,
+            frames=payload,
             scheduler=SpeechScheduler(edge.chunks, layout),
         )
         # Rejects a plan that does not fit the model here rather than at the first request.
@@ -337,7 +337,7 @@ class Orchestrator:
             edge=decoder.factory(decoder.chunks, decoder.layout, voice=voice, noise_seed=seed % 2**64),
             scheduler=decoder.scheduler,
             layout=decoder.layout,
-            num_codebooks=decoder.num_codebooks,
+            frames=decoder.frames,
             stop_ids=self._family.stop_ids[self._config.stages[stage].model_stage],
         )
         return graph.add(graph.audio)

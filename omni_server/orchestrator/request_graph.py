@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_server.audio.filters import Resampler
+from omni_server.config.pipeline import TokenFrames
 from omni_server.edge import CodecEdge
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
@@ -201,15 +202,15 @@ class AudioTask:
         edge: CodecEdge,
         scheduler: SpeechScheduler,
         layout: CodecLayout,
-        num_codebooks: int,
+        frames: TokenFrames,
         stop_ids: tuple[int, ...],
     ) -> None:
-        """`source` samples the tokens; every `num_codebooks` consecutive tokens form a frame. `stop_ids` end
-        the sequence and are not part of a frame."""
+        """`source` samples the tokens; every `frames.num_sampled` consecutive tokens form a frame, with the
+        codes predicted for them. `stop_ids` end the sequence and are not part of a frame."""
         self._graph = graph
         self._source = source
         self._decoder_name = decoder.name
-        self._num_codebooks = num_codebooks
+        self._frames = frames
         self._stop_ids = stop_ids
         self._speech = SpeechStream(
             graph.request_id,
@@ -222,7 +223,9 @@ class AudioTask:
         self._resampler: Resampler | None = None
         if layout.sample_rate_hz != SAMPLE_RATE_HZ:
             self._resampler = Resampler(layout.sample_rate_hz, SAMPLE_RATE_HZ)
-        self.tokens_per_output = layout.frames_per_block * num_codebooks  # windows end where a block does
+        self.tokens_per_output = (
+            layout.frames_per_block * frames.num_sampled
+        )  # windows end where a block does
         self._rest: tuple[int, ...] = ()
         self._num_samples = 0
         self.num_frames = 0
@@ -240,7 +243,11 @@ class AudioTask:
         tokens = output.token_ids
         if output.finish_reason == "stop" and tokens and tokens[-1] in self._stop_ids:
             tokens = tokens[:-1]
-        width = self._num_codebooks
+        if self._frames.num_predicted:
+            assert output.predicted is not None
+            codes = np.column_stack((np.array(tokens, np.int64), output.predicted[: len(tokens)]))
+            tokens = tuple(codes.ravel().tolist())
+        width = self._frames.num_codebooks
         tokens = self._rest + tokens
         end = len(tokens) - len(tokens) % width  # an incomplete frame is not spoken
         self._rest = tokens[end:]

@@ -53,6 +53,8 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     """On a GPU, the linear layers and attention of a decoding step run our kernels, not vLLM's."""
     step_throttle: StepThrottleSpec | None = None
     """None: the stage runs its steps as fast as it can."""
+    num_predicted: int = 0
+    """Codes that the model predicts for each sampled token (`TokenFrames.num_predicted`)."""
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""

@@ -5,11 +5,27 @@ vLLM also calls these functions with a placeholder of another class, which they 
 
 from copy import deepcopy
 
-from transformers import PreTrainedConfig
-from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeConfig
+from transformers import PreTrainedConfig, Qwen3OmniMoeConfig
 
-CODE2WAV = "Qwen3OmniCode2WavStage"
-"""Name of the model class in vLLM's registry."""
+TALKER, CODE2WAV = "Qwen3OmniTalkerStage", "Qwen3OmniCode2WavStage"
+"""Names of the model classes in vLLM's registry."""
+
+
+def talker_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of the talker's decoder, with the fields of other parts that the model needs."""
+    if not isinstance(config, Qwen3OmniMoeConfig):
+        return config
+    talker = config.talker_config
+    stage: PreTrainedConfig = talker.text_config
+    stage.architectures = [TALKER]
+    # The reference interleaves the axes whatever the config says, and the published config does not say so.
+    stage.rope_parameters["mrope_interleaved"] = True
+    stage.tie_word_embeddings = False
+    stage.code_predictor_config = talker.code_predictor_config
+    stage.codec_eos_token_id = talker.codec_eos_token_id
+    stage.thinker_hidden_size = talker.thinker_hidden_size
+    stage.text_vocab_size = config.thinker_config.text_config.vocab_size
+    return stage
 
 
 def code2wav_config(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -19,6 +19,7 @@ from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, RowsRequest, decode_request
 from stages.runtime.embeddings_in import RowOverlay
 from stages.runtime.embeddings_out import PendingRows, RowEmitter
+from stages.runtime.frame_predictor import CodeHistory, PendingCodes, frame_predictor
 from stages.runtime.stage_step import StepBatch, TakenSlot, attach_findings, attached_step, stage_config
 
 VllmRunner: Any = object
@@ -38,6 +39,8 @@ class RowRunnerMixin(VllmRunner):
         self.stage_config = config = stage_config(vllm_config)
         self.row_emitter: RowEmitter | None = None
         self.row_overlay = RowOverlay(config.input_queue, get_tensor_model_parallel_rank())
+        self.code_history: CodeHistory | None = None
+        """Set if the model predicts codes for the sampled tokens."""
         self.num_resumed = 0
         self._known: set[str] = set()
         self._senders: set[str] = set()  # known on every rank; only one rank has the emitter
@@ -58,6 +61,13 @@ class RowRunnerMixin(VllmRunner):
             producer = producer_class(self.get_model(), Path(config.model_dir))
             if get_tensor_model_parallel_rank() == 0:
                 self.row_emitter = RowEmitter(producer, config.output_queue, self.device)
+        if config.num_predicted:
+            self.code_history = CodeHistory(
+                frame_predictor(self.get_model(), config.num_predicted),
+                max_num_seqs=self.vllm_config.scheduler_config.max_num_seqs,
+                max_model_len=self.vllm_config.model_config.max_model_len,
+                device=self.device,
+            )
 
     # -- request lifecycle
 
@@ -79,6 +89,9 @@ class RowRunnerMixin(VllmRunner):
                 self._announce(request)
 
     def _announce(self, request: NewRequestData) -> None:
+        if self.code_history is not None and request.sampling_params is not None:
+            num_prompt_tokens = len(request.prompt_token_ids or ())
+            self.code_history.add(request.req_id, num_prompt_tokens, request.sampling_params)
         match rows_request(request):
             case RowsInput() as rows_input:
                 self.row_overlay.announce(request.req_id, rows_input)
@@ -99,15 +112,20 @@ class RowRunnerMixin(VllmRunner):
         self._known.discard(request_id)
         self._senders.discard(request_id)
         self.row_overlay.remove(request_id)
+        if self.code_history is not None:
+            self.code_history.remove(request_id)
         if self.row_emitter is not None:
             self.row_emitter.remove(request_id)
 
     # -- one step
 
     def _lay_rows_over(self, inputs_embeds: torch.Tensor, batch: StepBatch) -> None:
-        """Before the forward pass, lay received rows over the model's input `[>= num_tokens, width]`. Copies
-        that input if the step sends rows: in eager mode, vLLM's in-place CUDA normalisation
-        (`fused_add_rms_norm`) adds the first layer's output to this buffer."""
+        """Before the forward pass, add the embeddings of predicted codes to the model's input
+        `[>= num_tokens, width]`, then lay received rows over it. Copies that input if the step sends rows: in
+        eager mode, vLLM's in-place CUDA normalisation (`fused_add_rms_norm`) adds the first layer's output to
+        this buffer."""
+        if self.code_history is not None:
+            self.code_history.add_embeddings(inputs_embeds, batch)
         if len(self.row_overlay):
             self.row_overlay.apply(inputs_embeds, batch)
         if not self._senders.isdisjoint(batch.request_ids):
@@ -136,7 +154,18 @@ class RowRunnerMixin(VllmRunner):
         """Takes the rows before sampling, from the same step whose tokens `super()` returns."""
         pending = self._emit_rows()
         output = super().sample_tokens(grammar_output)
-        return self._with_rows(output, pending)
+        return self._with_codes(self._with_rows(output, pending))
+
+    def _with_codes(self, output: StepOutput) -> StepOutput:
+        """`output` with the codes predicted for the step's tokens."""
+        pending = None if self.code_history is None else self.code_history.take()
+        if pending is None:
+            return output
+        if isinstance(output, AsyncModelRunnerOutput):
+            return OutputWithCodes(output, pending)
+        assert isinstance(output, ModelRunnerOutput)
+        output.pooler_output = pending.finish()
+        return output
 
     def _with_rows(self, output: StepOutput, pending: PendingRows | None) -> StepOutput:
         """The result of `sample_tokens`: vLLM's `output` with the step's rows and corruption findings."""
@@ -155,8 +184,10 @@ class RowRunnerMixin(VllmRunner):
         return 0
 
     def num_row_requests(self) -> int:
-        """Number of requests that receive or send rows; 0 when the stage is idle."""
-        return len(self.row_overlay) + (len(self.row_emitter) if self.row_emitter is not None else 0)
+        """Number of requests that receive or send rows or whose codes are kept, each counted once for each; 0
+        when the stage is idle."""
+        holders = (self.row_overlay, self.row_emitter, self.code_history)
+        return sum(len(holder) for holder in holders if holder is not None)
 
 
 def rows_request(request: NewRequestData) -> RowsRequest | None:
@@ -179,6 +210,19 @@ class OutputWithRows(AsyncModelRunnerOutput):
 
     def get_output(self) -> ModelRunnerOutput:
         return completed(self._output.get_output(), self._pending, self._findings)
+
+
+class OutputWithCodes(AsyncModelRunnerOutput):
+    """Adds the codes predicted for the step's tokens when vLLM requests the finished output."""
+
+    def __init__(self, output: AsyncModelRunnerOutput, pending: PendingCodes) -> None:
+        self._output = output
+        self._pending = pending
+
+    def get_output(self) -> ModelRunnerOutput:
+        output = self._output.get_output()
+        output.pooler_output = self._pending.finish()
+        return output
 
 
 def completed(

@@ -26,6 +26,7 @@ class ARModelRunnerV1Mixin(RowRunnerMixin):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self._num_bad_logits: dict[str, int] | None = None
+        self._sampled_hidden: torch.Tensor | None = None
 
     def _init_mrope_positions(self, req_state: CachedRequestState) -> None:
         """Uses positions from the stage that knows the image and audio grids, if it sent any."""
@@ -77,9 +78,17 @@ class ARModelRunnerV1Mixin(RowRunnerMixin):
             # a logit infinite.
             self._num_bad_logits = None
             self._num_bad_logits = self._get_nans_in_logits(logits)
-        return super()._sample(logits, spec_decode_metadata)
+        sampled = super()._sample(logits, spec_decode_metadata)
+        if self.code_history is not None:
+            assert self._sampled_hidden is not None
+            batch = self._step_batch()
+            is_kept = ~self.discard_request_mask.np[: len(batch.request_ids)]
+            self.code_history.predict(self._sampled_hidden, sampled.sampled_token_ids[:, 0], batch, is_kept)
+        return sampled
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepOutput:
+        if self.code_history is not None and (state := self.execute_model_state) is not None:
+            self._sampled_hidden = state.sample_hidden_states  # vLLM clears its state before it samples
         discarded: list[int] = []
         if self.device.type == "cpu":
             discarded = np.flatnonzero(self.discard_request_mask.np[: self.input_batch.num_reqs]).tolist()

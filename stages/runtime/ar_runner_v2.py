@@ -14,7 +14,7 @@ from torch import nn
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.torch_utils import async_tensor_h2d
-from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -23,6 +23,7 @@ from vllm.v1.worker.gpu.mm.rope import RopeState
 from vllm.v1.worker.gpu.model_runner import BatchReqState
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.model_states.interface import ModelState
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
@@ -183,7 +184,9 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
     ) -> None:
         super().initialize_kv_cache(kv_cache_config, is_profiling, *args, **kwargs)
         use_prompt_graphs(self, is_profiling=is_profiling)
-        if self.stage_config.input_queue is not None and self.stage_config.decoding_kernels:
+        config = self.stage_config
+        # The fast path's kernel builds the inputs itself and does not know the embeddings of predicted codes.
+        if config.input_queue is not None and config.decoding_kernels and not config.num_predicted:
             self.model_state.fast_path = DecodeFastPath.of(self, self.row_overlay)
 
     # -- request lifecycle
@@ -234,6 +237,23 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
         if fast_path is not None:
             fast_path.keep_blocks_and_slots(made)
         return made
+
+    def sample(
+        self, hidden_states: torch.Tensor, input_batch: InputBatch, grammar_output: GrammarOutput | None
+    ) -> tuple[SamplerOutput, torch.Tensor, torch.Tensor]:
+        sampled: tuple[SamplerOutput, torch.Tensor, torch.Tensor] = super().sample(
+            hidden_states, input_batch, grammar_output
+        )
+        if self.code_history is not None:
+            batch = step_batch(input_batch)
+            lengths = self.req_states.prefill_len.np[input_batch.idx_mapping_np]
+            self.code_history.predict(
+                hidden_states[input_batch.logits_indices],
+                sampled[0].sampled_token_ids[:, 0],
+                batch,
+                batch.first_positions + batch.num_tokens >= lengths,
+            )
+        return sampled
 
     def _computed_step(self) -> tuple[StepBatch, torch.Tensor]:
         batch = self.execute_model_state.input_batch

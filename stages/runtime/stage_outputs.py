@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
@@ -23,16 +24,22 @@ LOAD_REPORT_INTERVAL_S = 0.25
 @dataclass
 class TokenBlock:
     """Tokens of one request that have not been sent to the server yet. They are sent in blocks of `size`
-    tokens (`TOKENS_PER_OUTPUT_KEY`)."""
+    tokens (`TOKENS_PER_OUTPUT_KEY`), with the codes predicted for them if `has_codes`."""
 
     size: int
+    has_codes: bool = False
+    """The results that come with the request's tokens are codes. Others, rows, are sent immediately."""
     num_sampled: int = 0
     unsent: list[int] = field(default_factory=list)
+    unsent_codes: list[torch.Tensor] = field(default_factory=list)  # each [n, num_predicted]
     prefill_stats: PrefillStats | None = None
 
     def add(self, output: EngineCoreOutput) -> bool:
         """Add one step's output. Returns whether to send it; if so, it now includes all tokens held back
         before."""
+        if self.has_codes and output.pooling_output is not None:
+            self.unsent_codes.append(output.pooling_output)
+            output.pooling_output = None
         self.unsent += output.new_token_ids
         self.num_sampled += len(output.new_token_ids)
         if output.prefill_stats is not None:
@@ -42,6 +49,8 @@ class TokenBlock:
         if not is_complete and output.finish_reason is None and output.pooling_output is None:
             return False
         output.new_token_ids, self.unsent = self.unsent, []
+        if self.unsent_codes:
+            output.pooling_output, self.unsent_codes = torch.cat(self.unsent_codes), []
         output.prefill_stats, self.prefill_stats = self.prefill_stats, None
         return True
 

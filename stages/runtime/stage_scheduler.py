@@ -56,6 +56,7 @@ class StageScheduler(BatchingScheduler):
         redirect_native_stderr()
         config = stage_config(self.vllm_config)
         self._output_queue: SlabQueue | None = open_queue(config.output_queue)
+        self._has_codes = config.num_predicted > 0
         self._feeds = FeedTracker(open_queue(config.input_queue))
         self._senders: set[str] = set()
         self._token_blocks: dict[str, TokenBlock] = {}
@@ -79,7 +80,9 @@ class StageScheduler(BatchingScheduler):
                     self._findings[request_id] = Corruption("row_sequence", problem)
             return
         if TOKENS_PER_OUTPUT_KEY in extra:
-            self._token_blocks[request.request_id] = TokenBlock(extra[TOKENS_PER_OUTPUT_KEY])
+            self._token_blocks[request.request_id] = TokenBlock(
+                extra[TOKENS_PER_OUTPUT_KEY], has_codes=self._has_codes
+            )
         match decode_request(extra[REQUEST_KEY]) if REQUEST_KEY in extra else None:
             case RowsInput():
                 self._feeds.announce(request.request_id)
@@ -194,7 +197,7 @@ class StageScheduler(BatchingScheduler):
             _explain_refusals(outputs, grammars)
         for client, output in ended:
             outputs.setdefault(client, EngineCoreOutputs()).outputs.append(output)
-        if self._output_queue is not None and model_runner_output.pooler_output:
+        if self._output_queue is not None and model_runner_output.pooler_output and not self._has_codes:
             self._end_undelivered(self._output_queue, outputs, model_runner_output)
         if blocks:
             hold_incomplete_blocks(outputs, blocks)

@@ -127,6 +127,36 @@ def test_what_the_server_cannot_run_is_refused_when_it_is_declared(
         Pipeline(stages, edges)
 
 
+@pytest.mark.parametrize(
+    ("num_codebooks", "num_predicted", "message"),
+    [
+        (0, 0, "frames have at least one codebook, not 0"),
+        (1, 1, "num_predicted is 1, but "),
+        (16, -1, "num_predicted is -1, but "),
+        (
+            16,
+            14,
+            "num_predicted is 14, but the codes of a frame are predicted from one sampled token: of 16 "
+            "codebooks, 15 or none",
+        ),
+        (16, 16, "num_predicted is 16, but "),
+    ],
+)
+def test_frames_that_no_stage_can_make_are_refused(
+    num_codebooks: int, num_predicted: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match="^" + message):
+        TokenFrames(num_codebooks, num_predicted)
+
+
+def test_codes_that_are_predicted_are_not_sampled() -> None:
+    assert [TokenFrames().num_sampled, TokenFrames(4).num_sampled, TokenFrames(16, 15).num_sampled] == [
+        1,
+        4,
+        1,
+    ]
+
+
 # -- families
 
 

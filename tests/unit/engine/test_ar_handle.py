@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from vllm import SamplingParams
 from vllm.logprobs import Logprob
@@ -68,6 +69,7 @@ class FakeEngine:
             model_config=None, speculative_config=None, structured_outputs_config=None
         )
         self.row_sinks: dict[str, RowSink] = {}
+        self.codes: npt.NDArray[np.int16] | None = None
         self.errored = False
         self.error: Exception | None = None
         self.gate = asyncio.Event()
@@ -97,6 +99,12 @@ class FakeEngine:
 
     async def abort(self, request_id: str, *, internal: bool) -> None:
         self.requests.pop(request_id.removesuffix("-internal") if internal else request_id, None)
+
+    def take_codes(self, request_id: str, num_tokens: int) -> npt.NDArray[np.int16] | None:
+        return None if self.codes is None else self.codes[:num_tokens]
+
+    def drop_codes(self, request_id: str) -> None:
+        self.codes = None
 
     def get_tokenizer(self) -> "FakeTokenizer":
         return FakeTokenizer()
@@ -345,8 +353,9 @@ def last_output(finish_reason: str, stop_reason: int | str | None) -> RequestOut
     return RequestOutput("a", None, [1, 2], None, [completion], finished=True)
 
 
-async def outputs_of(output: RequestOutput) -> list[ArOutput]:
+async def outputs_of(output: RequestOutput, codes: npt.NDArray[np.int16] | None = None) -> list[ArOutput]:
     engine = FakeEngine()
+    engine.codes = codes
     stream = await handle_of(engine).open("a", (1, 2), SamplingParams())
     engine.queue.put(output)
     return [one async for one in stream.outputs()]
@@ -375,6 +384,21 @@ async def test_corrupt_data_that_the_stage_found_is_told_with_stage_and_kind() -
     assert caught.value.kind == "logits"
     (output,) = await outputs_of(last_output("stop", line))  # a stop string
     assert output.finish_reason == "stop"
+
+
+async def test_predicted_codes_come_with_their_tokens_one_row_each() -> None:
+    codes = np.array([[1, 2, 3], [4, 5, 6]], np.int16)
+    (output,) = await outputs_of(last_output("length", None), codes)
+    assert output.token_ids == (7,)
+    assert output.predicted is not None
+    assert output.predicted.tolist() == [[1, 2, 3]]
+    (plain,) = await outputs_of(last_output("length", None))
+    assert plain.predicted is None
+
+
+async def test_a_token_without_its_predicted_codes_is_corrupt() -> None:
+    with pytest.raises(CorruptDataError, match="1 tokens with 0 rows of codes"):
+        await outputs_of(last_output("length", None), np.empty((0, 3), np.int16))
 
 
 async def test_stop_string_that_is_spelled_like_a_refusal_is_none() -> None:

@@ -70,10 +70,13 @@ def output(request_id: str, block: InlineBlock | SharedBlock, *token_ids: int) -
     return EngineCoreOutput(request_id=request_id, new_token_ids=list(token_ids), pooling_output=rows)
 
 
-def processor_with(request_id: str) -> tuple[RowOutputProcessor, RequestOutputCollector]:
+def processor_with(
+    request_id: str, num_predicted: int = 0
+) -> tuple[RowOutputProcessor, RequestOutputCollector]:
     """With one request, whose tokens are not detokenised; `request_id` is the caller's, "inside" the
     engine's."""
-    processor = RowOutputProcessor(OutputProcessor(None, log_stats=False, stream_interval=1))
+    made = OutputProcessor(None, log_stats=False, stream_interval=1)
+    processor = RowOutputProcessor(made, num_predicted)
     params = SamplingParams(detokenize=False, output_kind=RequestOutputKind.DELTA)
     request = EngineCoreRequest(
         request_id="inside",
@@ -125,3 +128,34 @@ def test_the_processor_is_configured_as_the_one_that_vllm_has_made() -> None:
         made
     ).keys()
     assert (ours.log_stats, ours.stream_interval, ours.tracing_enabled) == (True, 3, True)
+
+
+def with_codes(request_id: str, *token_ids: int) -> EngineCoreOutput:
+    """Two predicted codes per token, both equal to it."""
+    codes = torch.tensor(token_ids, dtype=torch.int16)[:, None].repeat(1, 2)
+    return EngineCoreOutput(request_id=request_id, new_token_ids=list(token_ids), pooling_output=codes)
+
+
+def test_predicted_codes_wait_until_their_tokens_are_taken() -> None:
+    processor, queue = processor_with("a", num_predicted=2)
+    processor.process_outputs([with_codes("inside", 5)])
+    processor.process_outputs([with_codes("inside", 6, 7)])
+    assert cast(Any, queue.get_nowait()).outputs[0].token_ids == [5, 6, 7]
+    first, rest = processor.take_codes("a", 2), processor.take_codes("a", 3)
+    assert first is not None
+    assert rest is not None
+    assert (first.tolist(), rest.tolist()) == ([[5, 5], [6, 6]], [[7, 7]])
+
+
+def test_codes_of_a_request_that_has_ended_are_dropped() -> None:
+    processor, _ = processor_with("a", num_predicted=2)
+    processor.process_outputs([with_codes("gone", 5), with_codes("inside", 6)])
+    processor.drop_codes("a")
+    taken = processor.take_codes("a", 1)
+    assert taken is not None
+    assert taken.shape == (0, 2)
+
+
+def test_a_stage_without_predicted_codes_has_none() -> None:
+    processor, _ = processor_with("a")
+    assert processor.take_codes("a", 1) is None

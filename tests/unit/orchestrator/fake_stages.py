@@ -10,6 +10,7 @@ import numpy.typing as npt
 from vllm import SamplingParams
 
 from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.pipeline import TokenFrames
 from omni_server.edge import DecoderWindow, Frame
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
@@ -38,6 +39,7 @@ STOP_CODE = 99
 CODES_PER_WINDOW = 2
 CODES_PER_OUTPUT = 12
 SAMPLES_PER_CODE = 10
+ONE_CODEBOOK = TokenFrames()
 
 
 class FakeStream:
@@ -58,9 +60,19 @@ class FakeStream:
         finish: FinishReason | None = None,
         logprobs: tuple[SampledToken, ...] = (),
         is_cut: bool = False,
+        predicted: Sequence[Sequence[int]] | None = None,
     ) -> None:
+        codes = None if predicted is None else np.array(predicted, np.int16)
         self._coming.put_nowait(
-            ArOutput(token_ids, text, finish, num_cached_tokens=2, logprobs=logprobs, is_cut=is_cut)
+            ArOutput(
+                token_ids,
+                text,
+                finish,
+                num_cached_tokens=2,
+                logprobs=logprobs,
+                is_cut=is_cut,
+                predicted=codes,
+            )
         )
 
     def fail(self, error: Exception) -> None:
@@ -182,9 +194,10 @@ class FakeCode2Wav:
 
 
 class FakeCodecEdge:
-    """Windows of two codes, and a last one of what is left."""
+    """Windows of two codes, the first ones of their frames, and a last window of what is left."""
 
     def __init__(self) -> None:
+        self.frames: list[Frame] = []
         self._codes: list[int] = []
         self._emitted = 0
         self.misplaced_by = 0
@@ -196,7 +209,8 @@ class FakeCodecEdge:
         assert not self._emitted
 
     def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
-        self._codes += [code for (code,) in frames]
+        self.frames += frames
+        self._codes += [frame[0] for frame in frames]
         return self._cut(whole=True)
 
     def finish(self) -> list[DecoderWindow]:
@@ -241,6 +255,7 @@ class Stages:
         detokenize: Callable[[Sequence[int]], str] | None = None,
         tool_parser: ToolParser | None = None,
         reply: tuple[int, ...] | None = None,
+        frames: TokenFrames = ONE_CODEBOOK,
     ) -> RequestRun:
         """`reply` are the tokens of a given text, "given"."""
         prompt = RenderedPrompt(PROMPT_IDS, None)
@@ -255,7 +270,7 @@ class Stages:
                 edge=self.edge,
                 scheduler=SpeechScheduler(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, SAMPLES_PER_CODE)),
                 layout=CodecLayout(CODES_PER_OUTPUT, SAMPLES_PER_CODE),
-                num_codebooks=1,
+                frames=frames,
                 stop_ids=(STOP_CODE,),
             )
             feeder = RowFeeder(

@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 
+from omni_server.config.pipeline import TokenFrames
 from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.types import (
     AudioDelta,
@@ -274,6 +275,31 @@ async def test_codes_are_asked_for_in_blocks_and_text_is_not() -> None:
     assert stages.thinker.stream.tokens_per_output == 1
     assert stages.talker.stream.tokens_per_output == CODES_PER_OUTPUT
     await run.aclose()
+
+
+async def test_sampled_and_predicted_codes_become_frames() -> None:
+    stages = Stages()
+    run = stages.run(frames=TokenFrames(num_codebooks=3, num_predicted=2))
+    events = asyncio.create_task(collected(run))
+    await write(stages, 3)
+    assert stages.talker.stream.tokens_per_output == CODES_PER_OUTPUT
+    stages.talker.stream.send(1, 2, predicted=[[10, 11], [20, 21]])
+    stages.talker.stream.send(3, STOP_CODE, predicted=[[30, 31], [98, 98]], finish="stop")
+    got = await asyncio.wait_for(events, 5)
+    codes = [event.codes for event in got if isinstance(event, CodecDelta)]
+    assert codes == [(1, 10, 11, 2, 20, 21), (3, 30, 31)]
+    assert stages.edge.frames == [(1, 10, 11), (2, 20, 21), (3, 30, 31)]
+    (finished,) = (event for event in got if isinstance(event, Finished))
+    assert finished.usage.codec_tokens == 3
+
+
+async def test_a_limit_on_the_length_keeps_the_last_frame() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run(frames=TokenFrames(2, 1))))
+    await write(stages, 3)
+    stages.talker.stream.send(1, 2, predicted=[[10], [20]], finish="length")
+    await asyncio.wait_for(events, 5)
+    assert stages.edge.frames == [(1, 10), (2, 20)]
 
 
 async def test_rows_that_come_while_the_talker_is_being_opened_follow_in_one_message() -> None:

@@ -73,6 +73,7 @@ def make_scheduler(
     scheduler_class: type[StageScheduler] | type[AsyncStageScheduler] = StageScheduler,
     batching_delay: BatchingDelay | None = None,
     kv_transfer_config: KVTransferConfig | None = None,
+    num_predicted: int = 0,
 ) -> AnyScheduler:
     """`batching_delay`: in place of the stage's own, which depends on the clock; None for none at all."""
     (folder / "config.json").write_text(json.dumps(TEXT_MODEL))
@@ -100,7 +101,10 @@ def make_scheduler(
         device_config=DeviceConfig("cpu"),
         kv_transfer_config=kv_transfer_config,
         additional_config=StageRuntimeConfig(
-            model_dir=str(folder), input_queue=input_queue, output_queue=output_queue
+            model_dir=str(folder),
+            input_queue=input_queue,
+            output_queue=output_queue,
+            num_predicted=num_predicted,
         ),
     )
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
@@ -194,10 +198,19 @@ class Worker:
         senders: frozenset[str] = frozenset(),
         num_nans: dict[str, int] | None = None,
         findings: Mapping[str, Corruption] | None = None,
+        num_predicted: int = 0,
     ) -> dict[str, EngineCoreOutput]:
         """One token for each request whose prompt is done, and one portion of rows for each of `senders`;
-        vLLM's count of logits that are not numbers, and what our runner found corrupt."""
-        groups = self.messages(output, token=token, senders=senders, num_nans=num_nans, findings=findings)
+        vLLM's count of logits that are not numbers, and what our runner found corrupt. Predicted codes equal
+        their token."""
+        groups = self.messages(
+            output,
+            token=token,
+            senders=senders,
+            num_nans=num_nans,
+            findings=findings,
+            num_predicted=num_predicted,
+        )
         return {one.request_id: one for group in groups.values() for one in group.outputs}
 
     def messages(
@@ -208,6 +221,7 @@ class Worker:
         senders: frozenset[str] = frozenset(),
         num_nans: dict[str, int] | None = None,
         findings: Mapping[str, Corruption] | None = None,
+        num_predicted: int = 0,
     ) -> Mapping[int, EngineCoreOutputs]:
         """`answer`, as the engine's core sends it: by client."""
         request_ids = list(output.num_scheduled_tokens)
@@ -218,6 +232,8 @@ class Worker:
             is_prefill = known is not None and known.num_computed_tokens < known.num_tokens
             sampled.append([] if is_prefill else [token])
             message = None
+            if num_predicted and not is_prefill:
+                message = torch.full((1, num_predicted), token, dtype=torch.int16)
             if request_id in senders:
                 assert slot is not None
                 block = SharedBlock(slot.slot, slot.generation, portion)
@@ -231,7 +247,7 @@ class Worker:
             req_ids=request_ids,
             req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
             sampled_token_ids=sampled,
-            pooler_output=rows if senders else None,
+            pooler_output=rows if senders or num_predicted else None,
             num_nans_in_logits=num_nans,
         )
         if findings is not None:

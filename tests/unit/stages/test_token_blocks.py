@@ -97,3 +97,62 @@ def test_blocks_survive_a_preemption(tmp_path: Path) -> None:
     assert [len(tokens) for tokens in sent] == [4] * 5
     tokens = [token for block in sent for token in block]
     assert tokens == sorted(set(tokens))
+
+
+# -- predicted codes
+
+
+NUM_PREDICTED = 3
+
+
+@pytest.fixture
+def predicting(tmp_path: Path) -> StageScheduler:
+    return make_scheduler(tmp_path, num_predicted=NUM_PREDICTED)
+
+
+def codes_of_steps(worker: Worker, count: int) -> list[list[list[int]] | None]:
+    """What the server gets of request "a" after each step: `[n, NUM_PREDICTED]`. Codes equal their token."""
+    got: list[list[list[int]] | None] = []
+    for token in range(count):
+        answer = worker.answer(worker.schedule(), token=token, num_predicted=NUM_PREDICTED)
+        output = answer.get("a")
+        assert output is None or output.pooling_output is not None
+        got.append(None if output is None else output.pooling_output.tolist())
+    return got
+
+
+def test_predicted_codes_are_held_back_with_their_tokens(predicting: StageScheduler) -> None:
+    predicting.add_request(request("a", 3, None, tokens_per_output=2, max_tokens=5))
+    assert codes_of_steps(Worker(predicting), 5) == [
+        None, [[0] * 3, [1] * 3],
+        None, [[2] * 3, [3] * 3],
+        [[4] * 3],
+    ]  # fmt: skip
+
+
+def test_without_blocks_predicted_codes_are_sent_with_each_token(predicting: StageScheduler) -> None:
+    predicting.add_request(request("a", 3, None, max_tokens=2))
+    assert codes_of_steps(Worker(predicting), 2) == [[[0] * 3], [[1] * 3]]
+
+
+def test_no_codes_are_sent_for_a_piece_of_a_prompt(tmp_path: Path) -> None:
+    predicting = make_scheduler(tmp_path, num_predicted=NUM_PREDICTED, max_num_batched_tokens=32)
+    predicting.add_request(request("a", 40, None, max_tokens=1))
+    assert codes_of_steps(Worker(predicting), 2) == [None, [[1] * 3]]
+
+
+def test_an_abort_during_a_step_drops_its_codes(predicting: StageScheduler) -> None:
+    worker = Worker(predicting)
+    predicting.add_request(request("a", 3, None))
+    output = worker.schedule()
+    predicting.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    assert worker.answer(output, num_predicted=NUM_PREDICTED) == {}
+
+
+def test_codes_of_a_block_end_with_an_abort(predicting: StageScheduler) -> None:
+    worker = Worker(predicting)
+    predicting.add_request(request("a", 3, None, tokens_per_output=4))
+    assert codes_of_steps(worker, 2) == [None, None]
+    predicting.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    predicting.add_request(request("a", 3, None, tokens_per_output=2))
+    assert codes_of_steps(worker, 2) == [None, [[0] * 3, [1] * 3]]

@@ -1,0 +1,172 @@
+"""The talker as a vLLM model: a Qwen3-MoE decoder over codec tokens, and the code predictor beside it.
+
+Reference: `Qwen3OmniMoeTalkerForConditionalGeneration` in transformers. The talker samples the first code of
+a frame; the predictor adds the other 15 in the same step (`stages.runtime.frame_predictor`).
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from vllm.compilation.decorators import support_torch_compile
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.models.interfaces import SupportsLoRA, SupportsMRoPE, SupportsPP, SupportsQuant
+from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM, Qwen3MoeModel
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.sequence import IntermediateTensors
+
+from stages.qwen3_omni.code_predictor import CODE_SAMPLING, CodePredictor
+from stages.runtime.frame_predictor import Choose
+
+NUM_CONTROL_IDS = 1024
+"""Ids at the end of the talker's vocabulary that the reference suppresses, except the end of speech
+(`suppress_tokens` in `Qwen3OmniMoeForConditionalGeneration.generate`)."""
+
+_THINKER_TABLE = "thinker.model.embed_tokens."
+_CHECKPOINT = WeightsMapper(
+    orig_to_new_prefix={
+        "talker.codec_head.": "lm_head.",
+        "talker.model.codec_embedding.": "model.embed_tokens.",
+        "talker.hidden_projection.": None,  # for rows of media, which the thinker's stage makes
+        "talker.": "",
+        _THINKER_TABLE: "text_rows.embedding.",
+        "text_projection.": "text_rows.projection.",
+        "thinker.": None,
+        "code2wav.": None,
+    }
+)
+_ROWS_PER_CHUNK = 4096
+
+
+@support_torch_compile(
+    dynamic_arg_dims={
+        "input_ids": {0: "b"},
+        "positions": {-1: "b"},  # [3, num_tokens]
+        "intermediate_tensors": {0: "b"},
+        "inputs_embeds": {0: "b"},
+    }
+)
+class TalkerModel(Qwen3MoeModel):
+    """vLLM's decoder, compiled for M-RoPE positions."""
+
+
+class TextProjection(nn.Module):
+    """`Qwen3OmniMoeTalkerResizeMLP`."""
+
+    def __init__(self, thinker_width: int, inner_width: int, width: int) -> None:
+        super().__init__()
+        self.linear_fc1 = nn.Linear(thinker_width, inner_width)
+        self.linear_fc2 = nn.Linear(inner_width, width)
+
+    def forward(self, embedded: torch.Tensor) -> torch.Tensor:
+        projected: torch.Tensor = self.linear_fc2(functional.silu(self.linear_fc1(embedded)))
+        return projected
+
+
+class TextRows(nn.Module):
+    """Makes the row of each text id: the thinker's embedding, projected to the talker's width."""
+
+    def __init__(self, vocab_size: int, thinker_width: int, inner_width: int, width: int) -> None:
+        super().__init__()
+        # In host memory: it is read once.
+        self.embedding = nn.Embedding(vocab_size, thinker_width, device="cpu")
+        self.projection = TextProjection(thinker_width, inner_width, width)
+
+    def table(self) -> torch.Tensor:
+        """All rows, `[vocab_size, width]`, in host memory."""
+        embedding, device = self.embedding.weight, self.projection.linear_fc1.weight.device
+        table = embedding.new_empty(len(embedding), self.projection.linear_fc2.out_features)
+        for rows, chunk in zip(table.split(_ROWS_PER_CHUNK), embedding.split(_ROWS_PER_CHUNK), strict=True):
+            rows.copy_(self.projection(chunk.to(device)))
+        return table
+
+
+class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, SupportsMRoPE):
+    """`inputs_embeds` `[num_tokens, hidden_size]`: codec embeddings of all codebooks, overlaid with rows of
+    text. Implements `stages.runtime.frame_predictor.FramePredictor`."""
+
+    hf_to_vllm_mapper = _CHECKPOINT
+    packed_modules_mapping = Qwen3MoeForCausalLM.packed_modules_mapping
+    banned_ids: torch.Tensor
+    code_sampling = CODE_SAMPLING
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        config = vllm_config.model_config.hf_config
+        quant_config = vllm_config.quant_config
+        self.config = config
+        self.quant_config = quant_config
+        self.model = TalkerModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        self.lm_head = ParallelLMHead(
+            config.vocab_size,
+            config.hidden_size,
+            quant_config=quant_config,
+            prefix=maybe_prefix(prefix, "lm_head"),
+        )
+        self.logits_processor = LogitsProcessor(config.vocab_size)
+        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        self.code_predictor = CodePredictor(
+            config.code_predictor_config, vllm_config.scheduler_config.max_num_seqs
+        )
+        self.num_predicted = self.code_predictor.num_predicted
+        self.text_rows: TextRows | None = TextRows(
+            config.text_vocab_size, config.thinker_hidden_size, config.intermediate_size, config.hidden_size
+        )
+        banned = torch.arange(config.vocab_size) >= config.vocab_size - NUM_CONTROL_IDS
+        banned[config.codec_eos_token_id] = False
+        self.register_buffer("banned_ids", banned, persistent=False)
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings of the first codebook, `[num_tokens, hidden_size]`."""
+        return self.model.embed_input_ids(input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """Hidden states `[num_tokens, hidden_size]`; `positions` is `[3, num_tokens]`."""
+        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """Returns `[num_requests, vocab_size]`, or None on ranks without logits."""
+        logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
+        if logits is not None:
+            logits.masked_fill_(self.banned_ids, float("-inf"))
+        return logits
+
+    def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
+        codes: torch.Tensor = self.code_predictor(hidden, self.embed_input_ids(sampled), choose)
+        return codes
+
+    def embed_predicted(self, codes: torch.Tensor) -> torch.Tensor:
+        return self.code_predictor.embed(codes)
+
+    @torch.no_grad()
+    def row_table(self) -> torch.Tensor:
+        """The row of each text id, `[text_vocab_size, hidden_size]`, in host memory. Call it once, after the
+        weights have been loaded: what the rows are made of is not kept."""
+        assert self.text_rows is not None, "row_table was called before"
+        table, self.text_rows = self.text_rows.table(), None
+        return table
+
+    def get_mrope_input_positions(
+        self, input_tokens: list[int], mm_features: list[Any]
+    ) -> tuple[torch.Tensor, int]:
+        """Plain positions, `[3, n]`, for prompts without media and for vLLM's warm-up; other positions arrive
+        with the rows of media."""
+        return torch.arange(len(input_tokens)).expand(3, -1), 0
+
+    @staticmethod
+    def is_unused_checkpoint_weight(name: str) -> bool:
+        """Lets vLLM's loader skip shards without weights that the talker needs."""
+        return not name.startswith(("talker.", _THINKER_TABLE))
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        return AutoWeightsLoader(self).load_weights(weights, mapper=_CHECKPOINT)

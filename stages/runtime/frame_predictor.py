@@ -1,0 +1,262 @@
+"""Frames with predicted codebooks: a predictor in the model adds codes to each sampled token, in its step.
+
+The codes are an input of the next step. They are kept on the device, by request and absolute position, so
+that decoding, chunked prefill and recomputation after a preemption all read them in the same way.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.utils.torch_utils import async_tensor_h2d
+
+from stages.runtime.stage_step import StepBatch
+
+Choose = Callable[[torch.Tensor, int], torch.Tensor]
+"""Takes the logits `[n, vocabulary]` of a predicted codebook and its index, and returns ids int64 `[n]`."""
+
+
+@dataclass(frozen=True)
+class CodeSampling:
+    """How a model's predicted codes are sampled, for requests that are not greedy."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+@runtime_checkable
+class FramePredictor(Protocol):
+    """What the model of a stage with predicted codebooks implements.
+
+    `predict` makes no decision on the host: a CUDA graph may replay it.
+    """
+
+    num_predicted: int
+    """Codes added to each sampled token."""
+    code_sampling: CodeSampling
+
+    def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
+        """Codes int64 `[n, num_predicted]` for `sampled` `[n]`, from the hidden states `[n, width]` that the
+        tokens were sampled from."""
+        ...
+
+    def embed_predicted(self, codes: torch.Tensor) -> torch.Tensor:
+        """The sum of the embeddings of `codes` `[n, num_predicted]`: float32 `[n, width]`."""
+        ...
+
+
+# -- sampling
+
+
+@dataclass(frozen=True)
+class CodeChooser:
+    """A `Choose` for one step. The noise is a function of seed, position, codebook and id alone: a request
+    gets the same codes in any batch, and again after a preemption."""
+
+    sampling: CodeSampling
+    seeds: torch.Tensor  # [n], int64
+    positions: torch.Tensor  # [n], int64: of the tokens that the codes are added to
+    is_greedy: torch.Tensor  # [n], bool
+
+    def __call__(self, logits: torch.Tensor, codebook: int) -> torch.Tensor:
+        scores, ids = (logits.float() / self.sampling.temperature).topk(
+            min(self.sampling.top_k, logits.shape[-1]), dim=-1
+        )
+        # As `TopPLogitsWarper` in transformers: drops ids above which there is probability `top_p` or more.
+        shares = scores.softmax(-1)
+        scores = scores.masked_fill(shares.cumsum(-1) - shares >= self.sampling.top_p, float("-inf"))
+        noise = gumbel_noise(self.seeds, self.positions, codebook, ids)
+        sampled = ids.gather(-1, (scores + noise).argmax(-1, keepdim=True)).squeeze(-1)
+        return torch.where(self.is_greedy, logits.argmax(-1), sampled)
+
+
+def greedy(logits: torch.Tensor, codebook: int) -> torch.Tensor:
+    """A `Choose` for steps without sampling requests."""
+    return logits.argmax(-1)
+
+
+def gumbel_noise(
+    seeds: torch.Tensor, positions: torch.Tensor, codebook: int, ids: torch.Tensor
+) -> torch.Tensor:
+    """Float32 `[n, k]` for `ids` `[n, k]`; `seeds` and `positions` are int64 `[n]`. The id with the largest
+    sum of logit and noise is a sample from the softmax of the logits."""
+    state = _mixed((seeds & _MASK) ^ _mixed((seeds >> 32) & _MASK))
+    state = _mixed(_mixed(state ^ (positions & _MASK)) ^ codebook)
+    bits = _mixed(state[:, None] ^ ids)
+    # 24 bits, which float32 represents exactly; never 0 or 1.
+    uniform = ((bits >> 8).float() + 0.5) / (1 << 24)
+    return -(-uniform.log()).log()
+
+
+_MASK = 0xFFFFFFFF
+
+
+def _mixed(bits: torch.Tensor) -> torch.Tensor:
+    """A bijection of 32-bit values in int64 tensors: "lowbias32" of
+    https://github.com/skeeto/hash-prospector, on values moved away from its fixed point 0."""
+    bits = (bits + 0x9E3779B9) & _MASK
+    bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & _MASK
+    bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & _MASK
+    return bits ^ (bits >> 16)
+
+
+# -- history
+
+
+@dataclass(frozen=True)
+class _Request:
+    slot: int
+    prompt_length: int
+    seed: int
+    is_greedy: bool
+
+
+class PendingCodes:
+    """The codes of a step's kept tokens on their way to host memory."""
+
+    def __init__(self, codes: torch.Tensor, is_kept: npt.NDArray[np.bool_]) -> None:
+        """`codes`: int16 `[n, num_predicted]`; `is_kept`: `[n]`."""
+        self._is_kept = is_kept
+        self._device_codes = codes  # lives until the copy is done
+        self._copied: torch.cuda.Event | None = None
+        if codes.device.type == "cuda":
+            self._codes = torch.empty(codes.shape, dtype=codes.dtype, pin_memory=True)
+            self._codes.copy_(codes, non_blocking=True)
+            self._copied = torch.cuda.Event(blocking=True)
+            self._copied.record()
+        else:
+            self._codes = codes
+
+    def finish(self) -> list[torch.Tensor | None]:
+        """Waits for the copy. Returns int16 `[1, num_predicted]` per request of the step; None without a
+        token."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return [
+            self._codes[index : index + 1] if is_kept else None for index, is_kept in enumerate(self._is_kept)
+        ]
+
+
+class CodeHistory:
+    """The predicted codes of a stage's requests, and their way through a step of the model runner.
+
+    A request's codes survive its preemption. Codes that belong to no token are never stored among them: vLLM
+    samples for every request of a step, but drops the sample if the prompt, or what is computed again after a
+    preemption, continues in the next step.
+
+    There is memory for as many requests as run at once. It grows if more are known, because some of them were
+    preempted.
+    """
+
+    def __init__(
+        self, predictor: FramePredictor, *, max_num_seqs: int, max_model_len: int, device: torch.device
+    ) -> None:
+        self._predictor = predictor
+        self._requests: dict[str, _Request] = {}
+        self._free = list(range(max_num_seqs, 0, -1))
+        # Slot 0 takes what nobody reads. A token sampled at the last position has the index max_model_len.
+        self._codes = torch.zeros(
+            max_num_seqs + 1, max_model_len + 1, predictor.num_predicted, dtype=torch.int16, device=device
+        )
+        self._pending: PendingCodes | None = None
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, request_id: str, prompt_length: int, params: SamplingParams) -> None:
+        if not self._free:
+            num_slots = len(self._codes)
+            self._codes = torch.cat([self._codes, torch.zeros_like(self._codes[1:])])
+            self._free = list(range(len(self._codes) - 1, num_slots - 1, -1))
+        self._requests[request_id] = _Request(
+            self._free.pop(),
+            prompt_length,
+            _seed_of(request_id) if params.seed is None else params.seed,
+            params.temperature == 0,
+        )
+
+    def remove(self, request_id: str) -> None:
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self._free.append(request.slot)
+
+    def add_embeddings(self, embeds: torch.Tensor, batch: StepBatch) -> None:
+        """Adds the codes' embeddings to the token embeddings at generated positions, in place. `embeds`
+        `[>= num_tokens, width]` is the buffer that the model reads."""
+        indices: list[int] = []  # in the flat batch
+        slots: list[int] = []
+        positions: list[int] = []
+        for request_id, first, count, offset in batch.parts():
+            request = self._requests.get(request_id)
+            if request is None or first + count <= request.prompt_length:
+                continue
+            generated = range(max(first, request.prompt_length), first + count)
+            indices += range(offset + generated.start - first, offset + count)
+            slots += [request.slot] * len(generated)
+            positions += generated
+        if not indices:
+            return
+        where, of_slot, at = async_tensor_h2d(np.array([indices, slots, positions]), embeds.device)
+        added = self._predictor.embed_predicted(self._codes[of_slot, at])
+        # Added in float32 and rounded once, as where a model sums the embeddings of all codebooks.
+        embeds[where] = (embeds[where].float() + added).to(embeds.dtype)
+
+    def predict(
+        self,
+        hidden: torch.Tensor,
+        sampled: torch.Tensor,
+        batch: StepBatch,
+        is_kept: npt.NDArray[np.bool_],
+    ) -> None:
+        """Predicts the codes of the step's tokens and starts their copy to host memory; the host never waits.
+
+        `sampled` `[n]` and `hidden` `[n, width]`, which they were sampled from, are on the device; `is_kept`
+        `[n]` says which samples become tokens.
+        """
+        requests = [self._requests.get(request_id) for request_id in batch.request_ids]
+        is_kept = is_kept & np.array([request is not None for request in requests], bool)
+        slots = [
+            request.slot if request is not None and kept else 0
+            for request, kept in zip(requests, is_kept, strict=True)
+        ]
+        positions = batch.first_positions + batch.num_tokens
+        is_greedy = [request is None or request.is_greedy for request in requests]
+        seeds = [0 if request is None else request.seed for request in requests]
+        of_slot, at, on_device_seeds, greedily = async_tensor_h2d(
+            np.array([slots, positions, seeds, is_greedy], np.int64), hidden.device
+        )
+        choose: Choose = greedy
+        if not all(is_greedy):
+            choose = CodeChooser(self._predictor.code_sampling, on_device_seeds, at, greedily.bool())
+        codes = self._predictor.predict(hidden, sampled.long(), choose).to(torch.int16)
+        self._codes[of_slot, at] = codes
+        self._pending = PendingCodes(codes, is_kept)
+
+    def take(self) -> PendingCodes | None:
+        """The codes of the last `predict`, once."""
+        pending, self._pending = self._pending, None
+        return pending
+
+
+def _seed_of(request_id: str) -> int:
+    """For a request without a seed: the same on every tensor-parallel rank, which all predict the codes."""
+    digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)
+
+
+def frame_predictor(model: Any, num_predicted: int) -> FramePredictor:
+    """`model` as a predictor. Raises `TypeError` if it is none, or predicts another number of codes."""
+    if not isinstance(model, FramePredictor):
+        raise TypeError(f"{type(model).__name__} predicts no codes: it does not implement FramePredictor")
+    if model.num_predicted != num_predicted:
+        raise TypeError(
+            f"{type(model).__name__} predicts {model.num_predicted} codes per token, but the pipeline says "
+            f"{num_predicted}"
+        )
+    return model

@@ -1,0 +1,109 @@
+"""The code predictor against the reference's, on tiny random weights."""
+
+import pytest
+import torch
+from transformers import GenerationConfig
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorConfig,
+)
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
+)
+
+from stages.qwen3_omni.code_predictor import CodePredictor
+from stages.runtime.frame_predictor import Choose, greedy
+
+WIDTH, VOCABULARY, NUM_PREDICTED, BATCH = 32, 60, 15, 3
+
+
+def config() -> Qwen3OmniMoeTalkerCodePredictorConfig:
+    return Qwen3OmniMoeTalkerCodePredictorConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_code_groups=NUM_PREDICTED + 1,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    )
+
+
+@pytest.fixture(scope="module")
+def reference() -> Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration:
+    torch.manual_seed(0)
+    model = Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration(config()).eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.5 if weight.dim() > 1 else 1.0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def predictor(reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration) -> CodePredictor:
+    made = CodePredictor(config(), max_batch_size=BATCH)
+    made.load_state_dict(reference.state_dict())
+    return made
+
+
+@pytest.fixture(scope="module")
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    """The talker's hidden states and the embeddings of the sampled tokens."""
+    generator = torch.Generator().manual_seed(1)
+    hidden, embedded = torch.randn(2, BATCH, WIDTH, generator=generator)
+    return hidden, embedded
+
+
+def forced(codes: torch.Tensor, seen: list[torch.Tensor]) -> Choose:
+    def choose(logits: torch.Tensor, codebook: int) -> torch.Tensor:
+        seen.append(logits)
+        return codes[:, codebook]
+
+    return choose
+
+
+@torch.no_grad()
+def test_all_logits_are_those_of_the_reference_whatever_was_chosen_before(
+    reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
+    predictor: CodePredictor,
+    inputs: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    codes = torch.randint(0, VOCABULARY, (BATCH, NUM_PREDICTED), generator=torch.Generator().manual_seed(2))
+    seen: list[torch.Tensor] = []
+    assert torch.equal(predictor(*inputs, forced(codes, seen)), codes)
+    step = reference(inputs_embeds=torch.stack(inputs, 1), use_cache=True)
+    for codebook in range(NUM_PREDICTED):
+        torch.testing.assert_close(seen[codebook], step.logits[:, -1], atol=1e-4, rtol=1e-4)
+        step = reference(
+            input_ids=codes[:, codebook : codebook + 1],
+            past_key_values=step.past_key_values,
+            use_cache=True,
+            generation_steps=min(codebook + 1, NUM_PREDICTED - 1),
+        )
+    assert len(seen) == NUM_PREDICTED
+
+
+@torch.no_grad()
+def test_greedy_codes_are_those_of_the_reference_alone_and_in_a_batch(
+    reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
+    predictor: CodePredictor,
+    inputs: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    expected = reference.generate(
+        inputs_embeds=torch.stack(inputs, 1),
+        generation_config=GenerationConfig(max_new_tokens=NUM_PREDICTED, do_sample=False),
+    )
+    assert torch.equal(predictor(*inputs, greedy), expected)
+    for row in range(BATCH):
+        alone = predictor(inputs[0][row : row + 1], inputs[1][row : row + 1], greedy)
+        assert torch.equal(alone, expected[row : row + 1])
+
+
+@torch.no_grad()
+def test_codes_are_embedded_as_the_sum_over_their_codebooks(
+    reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration, predictor: CodePredictor
+) -> None:
+    codes = torch.arange(2 * NUM_PREDICTED, dtype=torch.int16).view(2, -1)
+    tables = reference.get_input_embeddings()
+    expected = sum(table(codes[:, index].long()) for index, table in enumerate(tables))
+    torch.testing.assert_close(predictor.embed(codes), expected)

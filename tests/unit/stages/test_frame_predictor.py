@@ -1,0 +1,199 @@
+"""Predicted codes: how they are sampled, and that they stay with their tokens."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from vllm import SamplingParams
+
+from stages.runtime.frame_predictor import (
+    Choose,
+    CodeChooser,
+    CodeHistory,
+    CodeSampling,
+    frame_predictor,
+    gumbel_noise,
+)
+from stages.runtime.stage_step import StepBatch
+
+NUM_PREDICTED, WIDTH = 2, 4
+GREEDY = SamplingParams(temperature=0)
+ALL = CodeSampling(temperature=1.0, top_k=100, top_p=1.0)
+
+
+class Predictor:
+    """Predicts what `code` says for a token: twice ten times the token, or what is chosen of `logits`. The
+    embedding of codes is their sum."""
+
+    num_predicted = NUM_PREDICTED
+    code_sampling = ALL
+
+    def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
+        logits = torch.zeros(len(sampled), 50)
+        return sampled[:, None] * 10 + torch.stack([choose(logits, index) for index in (0, 1)], 1)
+
+    def embed_predicted(self, codes: torch.Tensor) -> torch.Tensor:
+        return codes.float().sum(1, keepdim=True).expand(-1, WIDTH)
+
+
+def history(max_num_seqs: int = 2) -> CodeHistory:
+    return CodeHistory(Predictor(), max_num_seqs=max_num_seqs, max_model_len=16, device=torch.device("cpu"))
+
+
+def batch(*parts: tuple[str, int, int]) -> StepBatch:
+    """`(request, first position, number of tokens)`"""
+    counts = np.array([count for _, _, count in parts])
+    return StepBatch(
+        [name for name, _, _ in parts],
+        np.array([first for _, first, _ in parts]),
+        counts,
+        np.cumsum(counts) - counts,
+    )
+
+
+def predict(
+    codes: CodeHistory, step: StepBatch, tokens: Sequence[int], kept: Sequence[bool]
+) -> list[list[int] | None]:
+    codes.predict(torch.zeros(len(tokens), WIDTH), torch.tensor(tokens), step, np.array(kept))
+    pending = codes.take()
+    assert pending is not None
+    return [None if made is None else made[0].tolist() for made in pending.finish()]
+
+
+def added(codes: CodeHistory, step: StepBatch) -> list[float]:
+    """What is added to the input of each token."""
+    embeds = torch.zeros(step.total_tokens, WIDTH)
+    codes.add_embeddings(embeds, step)
+    return embeds[:, 0].tolist()
+
+
+# -- history
+
+
+def test_codes_are_inputs_at_the_position_of_their_token_in_decoding_and_in_recomputation() -> None:
+    codes = history()
+    codes.add("a", 3, GREEDY)
+    assert predict(codes, batch(("a", 0, 3)), [1], [True]) == [[10, 10]]
+    assert added(codes, batch(("a", 3, 1))) == [20]
+    assert predict(codes, batch(("a", 3, 1)), [2], [True]) == [[20, 20]]
+    assert added(codes, batch(("a", 0, 5))) == [0, 0, 0, 20, 40]
+    assert added(codes, batch(("a", 2, 2), ("unknown", 0, 1))) == [0, 20, 0]
+
+
+def test_a_sample_that_is_thrown_away_has_no_codes_and_replaces_none() -> None:
+    codes = history()
+    codes.add("a", 2, GREEDY)
+    predict(codes, batch(("a", 0, 2)), [1], [True])
+    predict(codes, batch(("a", 2, 1)), [2], [True])
+    assert predict(codes, batch(("a", 0, 2)), [9], [False]) == [None]
+    assert added(codes, batch(("a", 2, 2))) == [20, 40]
+
+
+def test_requests_in_one_step_have_codes_of_their_own() -> None:
+    codes = history()
+    codes.add("a", 1, GREEDY)
+    codes.add("b", 2, GREEDY)
+    step = batch(("b", 0, 2), ("a", 0, 1))
+    assert predict(codes, step, [1, 2], [True, True]) == [[10, 10], [20, 20]]
+    assert added(codes, batch(("a", 1, 1), ("b", 2, 1))) == [40, 20]
+
+
+def test_more_requests_than_run_at_once_keep_their_codes() -> None:
+    codes = history(max_num_seqs=1)
+    for token, name in enumerate("abcde", start=1):
+        codes.add(name, 1, GREEDY)
+        predict(codes, batch((name, 0, 1)), [token], [True])
+    assert added(codes, batch(*((name, 1, 1) for name in "abcde"))) == [20, 40, 60, 80, 100]
+    for name in "abcde":
+        codes.remove(name)
+    assert len(codes) == 0
+
+
+def test_a_request_of_vllms_own_is_left_alone() -> None:
+    codes = history()
+    assert predict(codes, batch(("warm-up", 0, 2)), [1], [True]) == [None]
+    codes.remove("warm-up")
+
+
+def test_a_step_without_samples_has_no_codes() -> None:
+    assert history().take() is None
+
+
+def test_a_model_that_predicts_nothing_is_refused() -> None:
+    with pytest.raises(TypeError, match="object predicts no codes"):
+        frame_predictor(object(), 2)
+
+
+# -- sampling
+
+
+def chosen(logits: torch.Tensor, sampling: CodeSampling, seeds: list[int], position: int = 5) -> torch.Tensor:
+    positions = torch.full((len(seeds),), position)
+    is_greedy = torch.zeros(len(seeds), dtype=torch.bool)
+    return CodeChooser(sampling, torch.tensor(seeds), positions, is_greedy)(logits, 3)
+
+
+def test_a_seed_gives_the_same_codes_in_any_batch() -> None:
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
+    seeds = [0, 1, -1, 2**62, 5, 5]
+    together = chosen(logits, ALL, seeds)
+    alone = [chosen(logits[row : row + 1], ALL, [seed]) for row, seed in enumerate(seeds)]
+    assert together.tolist() == torch.cat(alone).tolist()
+
+
+def test_a_request_without_a_seed_samples_by_its_id() -> None:
+    def codes_of(name: str) -> list[list[int] | None]:
+        codes = history()
+        codes.add(name, 1, SamplingParams(temperature=1))
+        return predict(codes, batch((name, 0, 1)), [0], [True])
+
+    assert codes_of("a") == codes_of("a")
+    assert len({str(codes_of(name)) for name in "abcdefgh"}) > 4
+
+
+def test_a_greedy_request_is_greedy_beside_one_that_samples() -> None:
+    logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)).expand(2, -1)
+    is_greedy = torch.tensor([True, False])
+    positions = torch.zeros(2, dtype=torch.long)
+    choices = {
+        int(CodeChooser(ALL, torch.tensor([0, seed]), positions, is_greedy)(logits, 0)[0])
+        for seed in range(20)
+    }
+    assert choices == {int(logits[0].argmax())}
+
+
+def test_samples_follow_the_distribution() -> None:
+    shares = torch.tensor([0.5, 0.25, 0.15, 0.1])
+    seeds = list(range(40_000))
+    codes = chosen(shares.log().expand(len(seeds), -1), ALL, seeds)
+    counted = codes.bincount(minlength=4) / len(seeds)
+    torch.testing.assert_close(counted, shares, atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "possible"),
+    [
+        (CodeSampling(1.0, top_k=2, top_p=1.0), {0, 1}),
+        (CodeSampling(1.0, top_k=100, top_p=0.5), {0}),
+        (CodeSampling(1.0, top_k=100, top_p=0.51), {0, 1}),
+        (CodeSampling(1.0, top_k=3, top_p=0.95), {0, 1, 2}),
+        (CodeSampling(1e-3, top_k=100, top_p=1.0), {0}),
+    ],
+)
+def test_unlikely_codes_are_cut_off(sampling: CodeSampling, possible: set[int]) -> None:
+    logits = torch.tensor([0.5, 0.25, 0.15, 0.1]).log()
+    assert set(chosen(logits.expand(500, -1), sampling, list(range(500))).tolist()) == possible
+
+
+def test_noise_differs_between_seeds_positions_codebooks_and_ids() -> None:
+    ids = torch.arange(1000)[None]
+    noise = [
+        gumbel_noise(torch.tensor([seed]), torch.tensor([position]), codebook, ids)[0]
+        for seed in (0, 1, 1 << 32)
+        for position in (0, 1)
+        for codebook in (0, 1)
+    ]
+    correlated = torch.corrcoef(torch.stack(noise))
+    assert correlated.fill_diagonal_(0).abs().max() < 0.15
+    assert torch.stack(noise).isfinite().all()
