@@ -32,6 +32,8 @@ class ToySpeaker(Qwen2ForCausalLM):
 class WriterRows:
     """Implements `stages.runtime.row_producer.RowProducer`: a row is the last hidden state."""
 
+    hidden_layer: int | None = None
+
     def __init__(self, model: nn.Module, model_dir: Path) -> None:
         device = next(model.parameters()).device
         wanted = torch.tensor([END, *(ord(voice[0]) for voice in SpeechModel.voices)], device=device)

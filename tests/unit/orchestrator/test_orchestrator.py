@@ -89,7 +89,9 @@ class FakeFamily:
         assert isinstance(task, ReadAloud)
         return (ChatMessage("user", (TextPart(f"read {task.text}"),)),)
 
-    def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
+    def embeddings_prompt(
+        self, stage: str, source_ids: Sequence[int], *, voice: str | None
+    ) -> EmbeddingsPrompt:
         return EmbeddingsPrompt((8,) * len(source_ids) + (6, 7), len(source_ids))
 
     def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:

@@ -16,6 +16,8 @@ INLINE = QueueSpec(capacity=1, path=None, slot_bytes=0, max_portions=8, num_cons
 class SumProducer:
     """Rows are hidden state plus embedding."""
 
+    hidden_layer: int | None = None
+
     def __init__(self, model: Any, model_dir: Path) -> None:
         self.model_dir = model_dir
 
