@@ -34,6 +34,7 @@ class RowRunnerMixin(VllmRunner):
     """Extends one of vLLM's model runners, below an adapter."""
 
     device: torch.device
+    use_aux_hidden_state_outputs: bool
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)

@@ -284,7 +284,8 @@ class RowEmitter:
         """Start sending the rows of this step. Returns None if no request in it has new rows.
 
         `hidden` and `embeds` are `[>= num_tokens, hidden_size]`: the hidden state that the producer needs, and
-        the model's input. With a shared-memory queue the scheduler must have taken a `slot`, which is returned here if not needed.
+        the model's input. With a shared-memory queue the scheduler must have taken a `slot`, which is
+        returned here if not needed.
         """
         parts = self._parts(batch)
         if not parts:
