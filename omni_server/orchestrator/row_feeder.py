@@ -96,7 +96,7 @@ class TextRowFeeder(RowFeeder):
         self._num_fed = 0
 
     def take(self, payload: RowsPayload) -> None:
-        text = []
+        text: list[TextSegment] = []
         for segment in payload.segments:
             text += self._next_text(segment.first_position)
             self._num_fed = segment.first_position + segment.num_rows
