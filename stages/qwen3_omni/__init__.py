@@ -1,1 +1,0 @@
-"""Qwen3-Omni: thinker -> talker -> code2wav."""
