@@ -139,7 +139,8 @@ class StageScheduler(BatchingScheduler):
                 eligible = self.current_step + 2
                 request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
         # vLLM advances `num_computed_tokens` when it schedules a request.
-        sending = {name for name, request in self.requests.items() if self._sends_rows(request)}
+        requests = self.requests if self._senders else {}
+        sending = {name for name, request in requests.items() if self._sends_rows(request)}
         output: SchedulerOutput = super().schedule(throttle_prefills)
         slot = None
         if self._output_queue is not None and not sending.isdisjoint(output.num_scheduled_tokens):
