@@ -214,8 +214,10 @@ class FamilyModel(Protocol):
     def embeddings_prompt(
         self, stage: str, source_ids: Sequence[int], *, voice: str | None
     ) -> EmbeddingsPrompt:
-        """Returns the prompt of a stage that receives embeddings, given its source's prompt. `voice` is one of
-        `voices`; None if the request has none."""
+        """Returns the prompt of a stage that receives embeddings, given its source's prompt.
+
+        `voice` is one of `voices`; None if the request has none.
+        """
         ...
 
     def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:

@@ -1,9 +1,9 @@
 """The talker's prompt, made of the thinker's.
 
-Source: `Qwen3OmniMoeForConditionalGeneration.generate` in transformers 5.19, with `_get_talker_user_parts` and
-`_get_talker_assistant_parts`. The talker sees the user's turns without those of system and assistant, then
-the beginning of the assistant's last turn, and then the reply, one text token per frame of audio. Media are
-the thinker's hidden states, and text is the embedding of its ids.
+Source: `Qwen3OmniMoeForConditionalGeneration.generate` in transformers 5.19, with `_get_talker_user_parts`
+and `_get_talker_assistant_parts`. The talker sees the user's turns without those of system and assistant,
+then the beginning of the assistant's last turn, and then the reply, one text token per frame of audio. Media
+are the thinker's hidden states, and text is the embedding of its ids.
 """
 
 from collections.abc import Sequence

@@ -33,8 +33,8 @@ class ThinkerToTalker:
         num_layers = model.config.text_config.num_hidden_layers
         if not num_visual < model.accept_hidden_layer < num_layers:
             raise ConfigError(
-                f"{model_dir / 'config.json'}: talker_config.accept_hidden_layer must be from {num_visual + 1} "
-                f"to {num_layers - 1}, not {model.accept_hidden_layer}"
+                f"{model_dir / 'config.json'}: talker_config.accept_hidden_layer must be from "
+                f"{num_visual + 1} to {num_layers - 1}, not {model.accept_hidden_layer}"
             )
         self.hidden_layer: int | None = model.accept_hidden_layer
         weight = self._projection.linear_fc2.weight

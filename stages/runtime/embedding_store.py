@@ -94,8 +94,8 @@ class RowStore:
         self._table: npt.NDArray[np.uint8] | None = None  # [vocabulary, row_bytes]
 
     def use_table(self, rows: torch.Tensor) -> None:
-        """Look up the rows of text in `rows` `[vocabulary, width]`, on the CPU, which must not change. Other rows
-        are converted to its dtype."""
+        """Look up the rows of text in `rows`, `[vocabulary, width]` on the CPU, which must not change. Rows
+        that arrive are converted to its dtype."""
         self._table = rows.contiguous().view(torch.uint8).numpy()
         self._format = rows.shape[1], DTYPE_NAMES[rows.dtype]
 

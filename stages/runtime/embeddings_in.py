@@ -116,7 +116,7 @@ class FeedTracker:
 
 @runtime_checkable
 class HasRowTable(Protocol):
-    """The model of a stage that gets text as token ids (`omni_server.config.pipeline.Embeddings.text_ids`)."""
+    """The model of a stage that gets text as ids (`omni_server.config.pipeline.Embeddings.text_ids`)."""
 
     def row_table(self) -> torch.Tensor:
         """Returns the rows of all text tokens, by id: `[vocabulary, width]` on the CPU. Called once, on every

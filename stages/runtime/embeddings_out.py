@@ -120,8 +120,8 @@ class _SlabLayout:
     def _whole(
         self, part: _Part, block: SharedBlock | InlineBlock, offset: int, extras_shift: int
     ) -> RowsPayload:
-        """All rows of the part, which begin at `offset`, with the boundary and the tail. `extras_shift` is to be
-        added to the offsets of extras."""
+        """All rows of the part, which begin at `offset`, with the boundary and the tail. Add `extras_shift` to
+        the offsets of extras."""
         source, (run,) = part.source, part.runs
         first, count, last = run.first, run.count, run.first + run.count
         boundary, prompt_length = source.boundary, source.prompt_length
@@ -283,8 +283,8 @@ class RowEmitter:
     ) -> PendingRows | None:
         """Start sending the rows of this step. Returns None if no request in it has new rows.
 
-        `hidden` and `embeds` are `[>= num_tokens, hidden_size]`: the hidden state that the producer needs, and
-        the model's input. With a shared-memory queue the scheduler must have taken a `slot`, which is
+        `hidden` and `embeds` are `[>= num_tokens, hidden_size]`: the hidden state that the producer needs,
+        and the model's input. With a shared-memory queue the scheduler must have taken a `slot`, which is
         returned here if not needed.
         """
         parts = self._parts(batch)
@@ -366,7 +366,7 @@ class RowEmitter:
 
 
 def last_sent(output: RowsOutput) -> float:
-    """The position of the producer behind the last one whose row is sent; infinity if there is no last one."""
+    """The producer's position behind the last one whose row is sent; infinity if there is no last one."""
     if output.spans is None:
         return math.inf
     return max((span.source_first + span.count for span in output.spans if span.has_rows), default=0)

@@ -38,8 +38,8 @@ class RowProducer(Protocol):
     ) -> torch.Tensor:
         """Returns rows `[n, width]` as a new tensor.
 
-        `hidden` and `embeds` `[n, hidden_size]` are a hidden state of the model (`hidden_layer`) and its input
-        at these positions.
+        `hidden` and `embeds` `[n, hidden_size]` are a hidden state of the model (`hidden_layer`) and its
+        input at these positions.
         `without_embedding` `[n]` (bool) marks positions set in `prompt_mask`.
         """
         ...
@@ -54,6 +54,6 @@ class RowProducer(Protocol):
         ...
 
     def tail_rows(self) -> torch.Tensor:
-        """Rows that follow the last row, `[t, width]` on the CPU. The final one repeats. Unused on an edge with
-        text ids."""
+        """Rows that follow the last row, `[t, width]` on the CPU. The final one repeats. Unused on an edge
+        with text ids."""
         ...

@@ -1,4 +1,4 @@
-"""Qwen3-Omni's thinker in an engine of its own: what its talker would see is what transformers gives its own."""
+"""Qwen3-Omni's thinker in an engine of its own: its talker would see what transformers gives its own."""
 
 import asyncio
 import tempfile

@@ -1,5 +1,5 @@
-"""Text and speech, where text reaches the speaker as ids. Each "*" of a prompt stands for media: its row comes
-from the writer."""
+"""Text and speech, where text reaches the speaker as ids. Each "*" of a prompt stands for media: its row
+comes from the writer."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby

@@ -77,9 +77,15 @@ def test_a_checkpoint_without_a_talker_has_no_ids_of_speech(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "key", ["im_start_token_id", "tts_eos_token_id", "thinker_config__image_token_id", "talker_config__codec_bos_id",
-            "talker_config__speaker_id"]
-)  # fmt: skip
+    "key",
+    [
+        "im_start_token_id",
+        "tts_eos_token_id",
+        "thinker_config__image_token_id",
+        "talker_config__codec_bos_id",
+        "talker_config__speaker_id",
+    ],
+)
 def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError, match=f"'{key.replace('__', '.')}' is missing; is this a Qwen3-Omni"):
         read_special_ids(checkpoint(tmp_path, **{key: None}))
