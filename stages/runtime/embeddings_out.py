@@ -120,7 +120,7 @@ class _SlabLayout:
     def _whole(
         self, part: _Part, block: SharedBlock | InlineBlock, offset: int, extras_shift: int
     ) -> RowsPayload:
-        """All rows of the part, which begin at `offset`, with the boundary and the tail. Add `extras_shift` to
+        """All rows of the part, which begin at `offset`, with boundary and tail. Add `extras_shift` to
         the offsets of extras."""
         source, (run,) = part.source, part.runs
         first, count, last = run.first, run.count, run.first + run.count
