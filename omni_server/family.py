@@ -18,6 +18,7 @@ import numpy.typing as npt
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_family, installed_families
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
+from omni_server.protocol.rows import SourceSpan as SourceSpan
 from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, ImageSize, Output, Task
 
 logger = logging.getLogger(__name__)
@@ -51,14 +52,44 @@ class DiffusionPrompt:
     """The stage's encoded input."""
 
 
+MEDIA_ROW = -1
+"""In `TextRows.row_ids`: the source sends the row of this position."""
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """The rows of a stage that looks up those of text (`Embeddings.text_ids`), by position in its prompt.
+
+    The ids of generated text follow those of the prompt, and the tail follows them.
+    """
+
+    row_ids: tuple[int, ...]
+    """Ids of all rows that precede the first generated one; `MEDIA_ROW` where a span has rows."""
+    spans: tuple[SourceSpan, ...]
+    """What the prompt has of the source's, in order."""
+    tail_ids: tuple[int, ...]
+    """Ids of the rows that follow the last one: each in turn, the last one forever."""
+
+    @property
+    def has_media(self) -> bool:
+        """Whether the source must send rows."""
+        return any(span.has_rows for span in self.spans)
+
+
 @dataclass(frozen=True)
 class EmbeddingsPrompt:
     """Prompt of a stage that receives embeddings: placeholder token ids, and the position from which
-    embeddings are added to the stage's own instead of replacing them."""
+    embeddings are added to the stage's own instead of replacing them.
+
+    The row of the first generated token belongs to the last position.
+    """
 
     token_ids: tuple[int, ...]
     num_replaced: int
     """Embeddings before this position replace the stage's own; later ones are added to them."""
+    text: TextRows | None = None
+    """Set if text crosses the edge as ids (`Embeddings.text_ids`). Its `row_ids` are one fewer than
+    `token_ids`."""
 
 
 @dataclass(frozen=True)
@@ -196,8 +227,13 @@ class FamilyModel(Protocol):
         """
         ...
 
-    def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
-        """Returns the prompt of a stage that receives embeddings, given its source's prompt."""
+    def embeddings_prompt(
+        self, stage: str, source_ids: Sequence[int], *, voice: str | None
+    ) -> EmbeddingsPrompt:
+        """Returns the prompt of a stage that receives embeddings, given its source's prompt.
+
+        `voice` is one of `voices`; None if the request has none.
+        """
         ...
 
     def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:

@@ -132,7 +132,9 @@ class Qwen25OmniModel:
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         return task_messages(task)
 
-    def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
+    def embeddings_prompt(
+        self, stage: str, source_ids: Sequence[int], *, voice: str | None
+    ) -> EmbeddingsPrompt:
         """Returns the ids that the reference passes to its logits processors, repetition penalty included.
 
         Rows replace the embeddings at the thinker's positions. At the last two positions, row and codec

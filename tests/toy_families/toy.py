@@ -92,7 +92,9 @@ class ToyModel:
             raise InvalidRequestError("this model does not listen")
         return (ChatMessage("user", (TextPart(task.text),)),)
 
-    def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
+    def embeddings_prompt(
+        self, stage: str, source_ids: Sequence[int], *, voice: str | None
+    ) -> EmbeddingsPrompt:
         raise NotImplementedError(stage)
 
     def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
