@@ -13,7 +13,13 @@ _TEXT_END = 0.025
 
 
 def shape_text_head(
-    lm_head: nn.Linear, decoder: nn.Module, *, spoken: tuple[int, ...], end: int, opening: list[int], seed: int
+    lm_head: nn.Linear,
+    decoder: nn.Module,
+    *,
+    spoken: tuple[int, ...],
+    end: int,
+    opening: list[int],
+    seed: int,
 ) -> None:
     """Keep only the rows of `spoken` and `end`: others give logit 0, far below the words' largest.
 

@@ -1,5 +1,6 @@
 """Writes all files of a Qwen2.5-Omni demo checkpoint."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -24,8 +25,8 @@ DEMO_MEL_FRAMES = 120
 class Qwen25OmniCheckpoints:
     """Implements `scripts.demo_checkpoint.options.DemoFamily`."""
 
-    sizes = tuple(SIZES)
-    genuine_sizes = GENUINE_SIZES
+    sizes: tuple[str, ...] = tuple(SIZES)
+    genuine_sizes: Mapping[str, int] = GENUINE_SIZES
 
     def write(self, folder: Path, options: Options) -> None:
         """In the dtype of `options` are thinker and talker; code2wav stays in float32, in which the reference

@@ -1,5 +1,6 @@
 """Writes all files of a Qwen3-Omni demo checkpoint."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -13,17 +14,17 @@ from scripts.demo_checkpoint.qwen3_omni.genuine import (
     GENUINE_SIZES,
     genuine_model_config,
 )
-from scripts.demo_checkpoint.qwen3_omni.published_layout import published_tensors
 from scripts.demo_checkpoint.qwen3_omni.sizes import SIZES
 from scripts.demo_checkpoint.qwen3_omni.tokens import TokenIds, write_tokenizer
 from scripts.demo_checkpoint.qwen3_omni.weights import fill
+from stages.published_experts import published_tensors
 
 
 class Qwen3OmniCheckpoints:
     """Implements `scripts.demo_checkpoint.options.DemoFamily`."""
 
-    sizes = tuple(SIZES)
-    genuine_sizes = GENUINE_SIZES
+    sizes: tuple[str, ...] = tuple(SIZES)
+    genuine_sizes: Mapping[str, int] = GENUINE_SIZES
 
     def write(self, folder: Path, options: Options) -> None:
         ids = write_tokenizer(folder, options.vocabulary)

@@ -53,6 +53,9 @@ _END_LEAN = 2.0
 random part: speech that outlasts its text ends sooner than speech that does not."""
 _RESIDUAL_SCALE = 0.5
 """Of the decoder's residual branches, which transformers begins with at 0.01 and 1e-6."""
+_DECODER_GAIN = 0.6
+"""Scale of the decoder's convolutions, whose residual branches add up: with 1, values grow to 100 before the
+last one, and the rounding of large arguments in SnakeBeta's sine becomes audible."""
 _RMS = 0.1
 """Waveform level."""
 
@@ -100,10 +103,13 @@ def _distribution(
         return 0.0, 0.05
     if isinstance(module, nn.Embedding):
         return 0.0, _PREDICTED_EMBEDDING if "code_predictor" in module_name else 1.0
-    if isinstance(module, nn.ConvTranspose1d):  # a kernel of twice the stride: two taps reach an output sample
-        return 0.0, 1 / math.sqrt(module.in_channels * module.kernel_size[0] / module.stride[0])
+    gain = _DECODER_GAIN if "code2wav.decoder" in module_name else 1.0
+    if isinstance(module, nn.ConvTranspose1d):
+        # A kernel of twice the stride: two taps reach an output sample.
+        return 0.0, gain / math.sqrt(module.in_channels * module.kernel_size[0] / module.stride[0])
     if isinstance(module, (nn.Linear, *_CONVOLUTIONS)) and name == "weight":
-        gain = _PROJECTION_GAIN if "talker" in module_name and module_name.endswith("linear_fc2") else 1.0
+        if module_name.startswith("talker.") and module_name.endswith("linear_fc2"):
+            gain = _PROJECTION_GAIN
         return 0.0, gain / math.sqrt(parameter[0].numel())
     if kind.endswith(("Experts", "Router")):  # the experts' matrices are stacked
         return 0.0, 1 / math.sqrt(parameter.shape[-1])

@@ -1,4 +1,4 @@
-"""Names and shapes of weights as in the published checkpoints.
+"""Names and shapes of the weights of mixtures of experts, as in the published checkpoints.
 
 transformers 5 stacks the experts of a layer into two tensors when it loads a checkpoint; published files have
 three matrices per expert.
