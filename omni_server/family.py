@@ -141,7 +141,7 @@ class NeededFile:
 
 @dataclass(frozen=True)
 class DefaultConfigs:
-    """Names of the shipped stage configs that checkpoints of a family are served with if no other is given."""
+    """Names of the shipped stage configs with which a family is served if no other is given."""
 
     gpu: str
     """Is fitted to the GPUs of the machine."""

@@ -26,8 +26,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class ReferenceJob:
-    """An answer of this server, and its request. T is the number of codec tokens: those of the first frame, one
-    per codebook, then those of the second, and so on."""
+    """An answer of this server, and its request. T is the number of codec tokens: those of the first frame,
+    one per codebook, then those of the second, and so on."""
 
     messages: tuple[ChatMessage, ...]
     voice: str | None

@@ -135,8 +135,8 @@ def chosen_config(
     use_cpu: bool = False,
     quantization: Quantization | None = None,
 ) -> StageConfig:
-    """Plans `base` for `gpus`; without GPUs, returns `base` or the demo's config. `defaults` are the family's.
-    Raises `ConfigError`."""
+    """Plans `base` for `gpus`; without GPUs, returns `base` or the demo's config. `defaults` are the
+    family's. Raises `ConfigError`."""
     if gpus:
         return plan(gpus, base, model, quantization)
     if quantization is not None:

@@ -75,8 +75,8 @@ def _options(
     if size in family.genuine_sizes:
         if weights == "random":
             raise ConfigError(
-                f"size {size} is written without weights only: they would be {family.genuine_sizes[size]} GB of "
-                "random numbers, which the engines draw faster than they read them; use weights dummy"
+                f"size {size} is written without weights only: they would be {family.genuine_sizes[size]} GB "
+                "of random numbers, which the engines draw faster than they read them; use weights dummy"
             )
         if vocabulary == "small" or dtype == "float32":
             raise ConfigError(f"size {size} has the full vocabulary and bfloat16, as published")

@@ -175,7 +175,8 @@ def _codec_layout(config: dict[str, Any]) -> CodecLayout:
     """`config`: code2wav_config. Raises `KeyError`, and `ConfigError` for what the pipeline cannot do."""
     if config["num_quantizers"] != NUM_CODEBOOKS:
         raise ConfigError(
-            f"code2wav_config: num_quantizers is {config['num_quantizers']}, and only {NUM_CODEBOOKS} is supported"
+            f"code2wav_config: num_quantizers is {config['num_quantizers']}, and only {NUM_CODEBOOKS} is "
+            "supported"
         )
     return code2wav_layout(
         num_layers=int(config["num_hidden_layers"]),

@@ -1,7 +1,7 @@
 """Prompts for Qwen3-Omni: chats, and the chats that express the tasks of the API's audio routes.
 
-The checkpoint's template adds no system message, and speech needs none. The authors' model card recommends one
-for voice chats, which limits answers to 50 spoken words; callers who want that can send it.
+The checkpoint's template adds no system message, and speech needs none. The authors' model card recommends
+one for voice chats, which limits answers to 50 spoken words; callers who want that can send it.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from stages.chat_prompts import language_name
 class PromptRenderer:
     """Renders with the checkpoint's `Qwen3OmniMoeProcessor`.
 
-    Its template writes tools itself, but takes a system message with tools as plain text only, and those of
-    the Thinking release remove what an earlier answer thought. So tools are written here, in the same words.
+    Its template can write tools, but then takes the system message as plain text only. So tools are written
+    here, in the same words.
     """
 
     def __init__(self, model_dir: Path) -> None:

@@ -1,7 +1,7 @@
 """transformers' Qwen3-Omni, repaired where version 5.19 deviates from its authors' model.
 
-All line numbers are those of modeling_qwen3_omni_moe.py. What is not repaired: in a batch, shorter answers get
-the end of their text one frame late (4144), so a reference generates one answer at a time.
+All line numbers are those of modeling_qwen3_omni_moe.py. What is not repaired: in a batch, shorter answers
+get the end of their text one frame late (4144), so a reference generates one answer at a time.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ def repair(model: Qwen3OmniMoeForConditionalGeneration) -> None:
     """Change a loaded model that has a talker. Its `generate` raises `NothingToSpeakError` for silence."""
     # 356, 402: the positions of prompts with audio beside images read it from the talker's config.
     model.talker.config.audio_config = model.config.thinker_config.audio_config
-    # 3846: `chunked_decode` loses the decoder's lead, 555 samples, at the beginning of each chunk but the first.
+    # 3846: `chunked_decode` loses the decoder's lead, 555 samples, before each chunk but the first.
     model.code2wav.chunked_decode = _single_pass(model)
     _Repairs(model)
 
@@ -36,8 +36,8 @@ def _single_pass(model: Qwen3OmniMoeForConditionalGeneration) -> Any:
 def repair_processor(processor: Any) -> None:
     """Change a checkpoint's processor: recordings do not influence each other's features.
 
-    It pads them to the longest one first, and silence instead of the reflected end then changes the last frame of
-    all others.
+    It pads them to the longest one first, and silence instead of the reflected end then changes the last
+    frame of all others.
     """
     processor.feature_extractor = _OneByOne.from_dict(processor.feature_extractor.to_dict())
 

@@ -18,22 +18,22 @@ from stages.qwen3_omni.reference_repairs import NothingToSpeakError, repair, rep
 
 @dataclass(frozen=True)
 class Qwen3Result:
-    """P: prompt tokens; U: those in user turns; N: sampled text tokens; T: frames; H: the talker's hidden size."""
+    """P: prompt tokens; U: those in user turns; N: sampled text tokens; T: frames; H: the talker's width."""
 
     prompt_ids: tuple[int, ...]  # P
     text_ids: tuple[int, ...]  # N, the stop token included
     talker_prompt: torch.Tensor  # [U + 9, H], codec part included; [0, H] if there is no text
     talker_positions: torch.Tensor  # [3, U + 9] int64, M-RoPE positions of the talker's prompt
     reply_rows: torch.Tensor
-    """[N - 1, H], text part of the generated positions, text end included; [N, H] if the text reached its limit:
-    then its last token is spoken, too."""
+    """[N - 1, H], text part of the generated positions, text end included; [N, H] if the text reached its
+    limit: then its last token is spoken, too."""
     frames: tuple[tuple[int, ...], ...]  # T frames of 16 codes, the end code excluded
     has_ended: bool
     """Whether the end code follows the frames."""
     waveform: npt.NDArray[np.float32]  # [1920 T - 555]
     min_top2_gap: float
-    """Smallest distance of the best from the second best processed logit, over all steps of thinker, talker and
-    code predictor."""
+    """Smallest distance of the best from the second best processed logit, over all steps of thinker, talker
+    and code predictor."""
 
     @property
     def codes(self) -> tuple[int, ...]:

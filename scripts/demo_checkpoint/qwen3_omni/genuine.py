@@ -1,4 +1,4 @@
-"""The published Qwen3-Omni-30B-A3B-Instruct without weights: sizes, token ids and limits of the preprocessors.
+"""The published Qwen3-Omni-30B-A3B-Instruct without weights: sizes, token ids, limits of the preprocessors.
 
 `30b.config.json` beside this module has the key names and values of the published config.json.
 """

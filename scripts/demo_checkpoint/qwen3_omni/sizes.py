@@ -19,7 +19,7 @@ class ExpertSize:
 
 @dataclass(frozen=True)
 class MoeTextSize:
-    """A Qwen3-MoE decoder. Head sizes of vLLM's CPU attention: 32, 64, 80, 96, 112, 128, 160, 192, 224, 256."""
+    """A Qwen3-MoE decoder. vLLM's CPU attention has head sizes of 32, 64, 80, 96, 112, 128 and more."""
 
     hidden: int
     layers: int

@@ -235,7 +235,8 @@ def test_calls_and_results_are_turns_of_assistant_and_user(model: Qwen3OmniModel
     )
     text = model.prompt(messages, outputs={"text"}, tools=(LOOK,)).text
     assert text.endswith(
-        '<|im_start|>assistant\n<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call><|im_end|>\n'
+        '<|im_start|>assistant\n<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call>'
+        "<|im_end|>\n"
         "<|im_start|>user\n<tool_response>\nblue\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
 
