@@ -186,6 +186,18 @@ class NeededFile:
     purpose: str
 
 
+@dataclass(frozen=True)
+class DefaultConfigs:
+    """Names of the shipped stage configs with which a family is served if no other is given."""
+
+    gpu: str
+    """Is fitted to the GPUs of the machine."""
+    demo: str
+    """For small checkpoints, on a CPU."""
+    cpu: str | None = None
+    """For genuine checkpoints on a CPU; None if that is too slow to be of use."""
+
+
 class FamilyModel(Protocol):
     """One checkpoint of the family, as the server process sees it."""
 
@@ -261,6 +273,8 @@ class ModelFamily(Protocol):
     model for `omni-server verify` to compare with; None without one."""
     engine_modules: tuple[str, ...]
     """Model modules, which the fork server imports once for all engines."""
+    default_configs: DefaultConfigs | None
+    """None if a checkpoint of the family always needs a stage config."""
 
     def needed_files(self) -> tuple[NeededFile, ...]:
         """Returns the files that a folder must contain besides config.json and weights."""
@@ -302,6 +316,11 @@ def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
 def servable_architectures() -> tuple[str, ...]:
     """All installed families' architectures."""
     return tuple(name for family in _installed() for name in family.architectures)
+
+
+def family_of(architectures: Collection[str]) -> ModelFamily | None:
+    """The installed family that runs one of these `architectures` of a config.json."""
+    return next((f for f in _installed() if not set(f.architectures).isdisjoint(architectures)), None)
 
 
 def families_of_this_process() -> list[ModelFamily]:

@@ -10,6 +10,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.errors import InvalidRequestError
 from omni_server.family import (
     CodecLayout,
+    DefaultConfigs,
     DiffusionPrompt,
     EmbeddingsPrompt,
     NeededFile,
@@ -109,6 +110,7 @@ class ToyFamily:
 
     reference: str | None = None
     engine_modules: tuple[str, ...] = ()
+    default_configs: DefaultConfigs | None = None
 
     def needed_files(self) -> tuple[NeededFile, ...]:
         return (NeededFile(("tokenizer.json",), "the tokenizer"),)
