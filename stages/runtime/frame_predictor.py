@@ -7,7 +7,8 @@ that decoding, chunked prefill and recomputation after a preemption all read the
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -54,43 +55,50 @@ class FramePredictor(Protocol):
 # -- sampling
 
 
-@dataclass(frozen=True)
+class Draws(NamedTuple):
+    """How the codes of a step's tokens are drawn: int64 `[n]` each, and of one shape in every step, whether
+    requests are greedy or not."""
+
+    positions: torch.Tensor
+    """Of the tokens that the codes are added to."""
+    seeds: torch.Tensor
+    is_greedy: torch.Tensor
+    """0 or 1."""
+
+
 class CodeChooser:
     """A `Choose` for one step. The noise is a function of seed, position, codebook and id alone: a request
     gets the same codes in any batch, and again after a preemption."""
 
-    sampling: CodeSampling
-    seeds: torch.Tensor  # [n], int64
-    positions: torch.Tensor  # [n], int64: of the tokens that the codes are added to
-    is_greedy: torch.Tensor  # [n], bool
+    def __init__(self, sampling: CodeSampling, draws: Draws) -> None:
+        self._sampling = sampling
+        self._is_greedy = draws.is_greedy.bool()
+        self._state = noise_state(draws.seeds, draws.positions)
 
     def __call__(self, logits: torch.Tensor, codebook: int) -> torch.Tensor:
-        scores, ids = (logits.float() / self.sampling.temperature).topk(
-            min(self.sampling.top_k, logits.shape[-1]), dim=-1
+        scores, ids = (logits.float() / self._sampling.temperature).topk(
+            min(self._sampling.top_k, logits.shape[-1]), dim=-1
         )
         # As `TopPLogitsWarper` in transformers: drops ids above which there is probability `top_p` or more.
         shares = scores.softmax(-1)
-        scores = scores.masked_fill(shares.cumsum(-1) - shares >= self.sampling.top_p, float("-inf"))
-        noise = gumbel_noise(self.seeds, self.positions, codebook, ids)
+        scores = scores.masked_fill(shares.cumsum(-1) - shares >= self._sampling.top_p, float("-inf"))
+        noise = gumbel_noise(self._state, codebook, ids)
         sampled = ids.gather(-1, (scores + noise).argmax(-1, keepdim=True)).squeeze(-1)
-        return torch.where(self.is_greedy, logits.argmax(-1), sampled)
+        return torch.where(self._is_greedy, logits.argmax(-1), sampled)
 
 
-def greedy(logits: torch.Tensor, codebook: int) -> torch.Tensor:
-    """A `Choose` for steps without sampling requests."""
-    return logits.argmax(-1)
-
-
-def gumbel_noise(
-    seeds: torch.Tensor, positions: torch.Tensor, codebook: int, ids: torch.Tensor
-) -> torch.Tensor:
-    """Float32 `[n, k]` for `ids` `[n, k]`; `seeds` and `positions` are int64 `[n]`. The id with the largest
-    sum of logit and noise is a sample from the softmax of the logits."""
+def noise_state(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """What the noise of all codebooks at a position has in common: int64 `[n]`, as both arguments."""
     state = _mixed((seeds & _MASK) ^ _mixed((seeds >> 32) & _MASK))
-    state = _mixed(_mixed(state ^ (positions & _MASK)) ^ codebook)
-    bits = _mixed(state[:, None] ^ ids)
-    # 24 bits, which float32 represents exactly; never 0 or 1.
-    uniform = ((bits >> 8).float() + 0.5) / (1 << 24)
+    return _mixed(state ^ (positions & _MASK))
+
+
+def gumbel_noise(state: torch.Tensor, codebook: int, ids: torch.Tensor) -> torch.Tensor:
+    """Float32 `[n, k]` for `ids` `[n, k]` and their `noise_state` `[n]`. The id with the largest sum of logit
+    and noise is a sample from the softmax of the logits."""
+    bits = _mixed(_mixed(state ^ codebook)[:, None] ^ ids)
+    # With the half, 24 bits, which float32 represents exactly: never 0, and never rounded to 1.
+    uniform = ((bits >> 9).float() + 0.5) / (1 << 23)
     return -(-uniform.log()).log()
 
 
@@ -104,6 +112,19 @@ def _mixed(bits: torch.Tensor) -> torch.Tensor:
     bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & _MASK
     bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & _MASK
     return bits ^ (bits >> 16)
+
+
+PredictCodes = Callable[[torch.Tensor, torch.Tensor, Draws], torch.Tensor]
+"""Takes the hidden states `[n, width]`, the tokens `[n]` that were sampled from them, and how to draw their
+codes. Returns the codes, int16 `[n, num_predicted]`; no later call changes them."""
+
+
+def predicted_codes(
+    predictor: FramePredictor, hidden: torch.Tensor, sampled: torch.Tensor, draws: Draws
+) -> torch.Tensor:
+    """A `PredictCodes` for one predictor, step by step."""
+    choose = CodeChooser(predictor.code_sampling, draws)
+    return predictor.predict(hidden, sampled.long(), choose).to(torch.int16)
 
 
 # -- history
@@ -158,6 +179,8 @@ class CodeHistory:
         self, predictor: FramePredictor, *, max_num_seqs: int, max_model_len: int, device: torch.device
     ) -> None:
         self._predictor = predictor
+        self.predict_codes: PredictCodes = partial(predicted_codes, predictor)
+        """Whoever records graphs of it replaces it."""
         self._requests: dict[str, _Request] = {}
         self._free = list(range(max_num_seqs, 0, -1))
         # Slot 0 takes what nobody reads. A token sampled at the last position has the index max_model_len.
@@ -228,13 +251,10 @@ class CodeHistory:
         positions = batch.first_positions + batch.num_tokens
         is_greedy = [request is None or request.is_greedy for request in requests]
         seeds = [0 if request is None else request.seed for request in requests]
-        of_slot, at, on_device_seeds, greedily = async_tensor_h2d(
+        of_slot, at, *others = async_tensor_h2d(
             np.array([slots, positions, seeds, is_greedy], np.int64), hidden.device
         )
-        choose: Choose = greedy
-        if not all(is_greedy):
-            choose = CodeChooser(self._predictor.code_sampling, on_device_seeds, at, greedily.bool())
-        codes = self._predictor.predict(hidden, sampled.long(), choose).to(torch.int16)
+        codes = self.predict_codes(hidden, sampled, Draws(at, *others))
         self._codes[of_slot, at] = codes
         self._pending = PendingCodes(codes, is_kept)
 

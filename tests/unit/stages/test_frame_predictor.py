@@ -7,13 +7,16 @@ import pytest
 import torch
 from vllm import SamplingParams
 
+from stages.runtime import frame_predictor as module
 from stages.runtime.frame_predictor import (
     Choose,
     CodeChooser,
     CodeHistory,
     CodeSampling,
+    Draws,
     frame_predictor,
     gumbel_noise,
+    noise_state,
 )
 from stages.runtime.stage_step import StepBatch
 
@@ -130,8 +133,8 @@ def test_a_model_that_predicts_nothing_is_refused() -> None:
 
 def chosen(logits: torch.Tensor, sampling: CodeSampling, seeds: list[int], position: int = 5) -> torch.Tensor:
     positions = torch.full((len(seeds),), position)
-    is_greedy = torch.zeros(len(seeds), dtype=torch.bool)
-    return CodeChooser(sampling, torch.tensor(seeds), positions, is_greedy)(logits, 3)
+    draws = Draws(positions, torch.tensor(seeds), torch.zeros_like(positions))
+    return CodeChooser(sampling, draws)(logits, 3)
 
 
 def test_a_seed_gives_the_same_codes_in_any_batch() -> None:
@@ -154,10 +157,10 @@ def test_a_request_without_a_seed_samples_by_its_id() -> None:
 
 def test_a_greedy_request_is_greedy_beside_one_that_samples() -> None:
     logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)).expand(2, -1)
-    is_greedy = torch.tensor([True, False])
+    is_greedy = torch.tensor([1, 0])
     positions = torch.zeros(2, dtype=torch.long)
     choices = {
-        int(CodeChooser(ALL, torch.tensor([0, seed]), positions, is_greedy)(logits, 0)[0])
+        int(CodeChooser(ALL, Draws(positions, torch.tensor([0, seed]), is_greedy))(logits, 0)[0])
         for seed in range(20)
     }
     assert choices == {int(logits[0].argmax())}
@@ -189,7 +192,7 @@ def test_unlikely_codes_are_cut_off(sampling: CodeSampling, possible: set[int]) 
 def test_noise_differs_between_seeds_positions_codebooks_and_ids() -> None:
     ids = torch.arange(1000)[None]
     noise = [
-        gumbel_noise(torch.tensor([seed]), torch.tensor([position]), codebook, ids)[0]
+        gumbel_noise(noise_state(torch.tensor([seed]), torch.tensor([position])), codebook, ids)[0]
         for seed in (0, 1, 1 << 32)
         for position in (0, 1)
         for codebook in (0, 1)
@@ -197,3 +200,9 @@ def test_noise_differs_between_seeds_positions_codebooks_and_ids() -> None:
     correlated = torch.corrcoef(torch.stack(noise))
     assert correlated.fill_diagonal_(0).abs().max() < 0.15
     assert torch.stack(noise).isfinite().all()
+
+
+def test_noise_is_finite_whatever_the_random_bits_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    extremes = torch.tensor([[0, 1, 0xFFFFFE00, 0xFFFFFFFF]])
+    monkeypatch.setattr(module, "_mixed", lambda bits: extremes if bits.dim() == 2 else bits)
+    assert gumbel_noise(torch.zeros(1, dtype=torch.long), 0, extremes).isfinite().all()
