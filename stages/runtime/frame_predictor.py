@@ -87,6 +87,16 @@ class CodeChooser:
         return torch.where(self._is_greedy, logits.argmax(-1), sampled)
 
 
+def code_chooser(sampling: CodeSampling, draws: Draws) -> Choose:
+    """A `Choose` for one step on the device of `draws`."""
+    if draws.seeds.is_cuda:  # other devices may lack Triton
+        from stages.runtime.code_sampling_kernel import MAX_TOP_K, CodeKernel
+
+        if sampling.top_k <= MAX_TOP_K:
+            return CodeKernel(sampling, draws)
+    return CodeChooser(sampling, draws)
+
+
 def noise_state(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """What the noise of all codebooks at a position has in common: int64 `[n]`, as both arguments."""
     state = _mixed((seeds & _MASK) ^ _mixed((seeds >> 32) & _MASK))
@@ -123,7 +133,7 @@ def predicted_codes(
     predictor: FramePredictor, hidden: torch.Tensor, sampled: torch.Tensor, draws: Draws
 ) -> torch.Tensor:
     """A `PredictCodes` for one predictor, step by step."""
-    choose = CodeChooser(predictor.code_sampling, draws)
+    choose = code_chooser(predictor.code_sampling, draws)
     return predictor.predict(hidden, sampled.long(), choose).to(torch.int16)
 
 

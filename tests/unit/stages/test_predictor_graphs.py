@@ -4,7 +4,7 @@ The recorder here traces the work once and runs the same operations on the same 
 does: what Python decided while it was recorded stays decided, and nothing can be read by the host.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ class Recorder:
 
 
 @pytest.fixture(autouse=True)
-def inference() -> object:
+def inference() -> Iterator[None]:
     """As vLLM runs a step."""
     with torch.inference_mode():
         yield
