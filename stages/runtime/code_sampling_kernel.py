@@ -1,15 +1,15 @@
 """The choice of predicted codes in one Triton kernel: from logits to ids, one program per row.
 
-With torch's operations, as in `frame_predictor.CodeChooser`, it takes about fifty kernels per codebook, as
-many as a predictor's layers. The noise is the same: integers, and one rounding. Where a row has equal logits,
-the smaller id is the more likely one to stay.
+With torch's operations, as in `code_sampling.CodeChooser`, it takes about fifty kernels per codebook. The
+noise is the same but for the last digits of its logarithms. Of equal logits at the end of top-k or top-p, the
+smaller ids stay; torch's choice among them is arbitrary.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from stages.runtime.frame_predictor import CodeSampling, Draws
+from stages.runtime.code_sampling import CodeSampling, Draws
 from stages.runtime.kernel_launch import CachedLaunch
 from stages.runtime.top_k_kernel import COLUMNS, gather_candidates, num_rows
 
@@ -18,7 +18,7 @@ MAX_TOP_K = COLUMNS
 
 @triton.jit
 def _mixed(bits):
-    """See `frame_predictor._mixed`; `bits` are uint32."""
+    """See `code_sampling._mixed`; `bits` are uint32."""
     bits = bits + 0x9E3779B9
     bits = (bits ^ (bits >> 16)) * 0x7FEB352D
     bits = (bits ^ (bits >> 15)) * 0x846CA68B
@@ -27,7 +27,7 @@ def _mixed(bits):
 
 @triton.jit
 def _gumbel_noise(seed, position, codebook, ids):
-    """See `frame_predictor.gumbel_noise`."""
+    """See `code_sampling.gumbel_noise`."""
     state = _mixed(((seed >> 32) & 0xFFFFFFFF).to(tl.uint32))
     state = _mixed((seed & 0xFFFFFFFF).to(tl.uint32) ^ state)
     state = _mixed(state ^ (position & 0xFFFFFFFF).to(tl.uint32))
@@ -93,7 +93,7 @@ _launch = CachedLaunch(_choose_kernel)
 
 
 class CodeKernel:
-    """A `Choose` for one step, as `frame_predictor.CodeChooser`, for top-k up to `MAX_TOP_K`."""
+    """A `Choose` for one step, as `code_sampling.CodeChooser`, for top-k up to `MAX_TOP_K`."""
 
     def __init__(self, sampling: CodeSampling, draws: Draws) -> None:
         self._sampling = sampling

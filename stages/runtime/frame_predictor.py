@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -16,26 +16,16 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm.utils.torch_utils import async_tensor_h2d
 
+from stages.runtime.code_sampling import Choose, CodeChooser, CodeSampling, Draws
 from stages.runtime.stage_step import StepBatch
-
-Choose = Callable[[torch.Tensor, int], torch.Tensor]
-"""Takes the logits `[n, vocabulary]` of a predicted codebook and its index, and returns ids int64 `[n]`."""
-
-
-@dataclass(frozen=True)
-class CodeSampling:
-    """How a model's predicted codes are sampled, for requests that are not greedy."""
-
-    temperature: float
-    top_k: int
-    top_p: float
 
 
 @runtime_checkable
 class FramePredictor(Protocol):
     """What the model of a stage with predicted codebooks implements.
 
-    `predict` makes no decision on the host: a CUDA graph may replay it.
+    `predict` makes no decision on the host, and no row depends on another: a CUDA graph may replay it, with the
+    batch padded.
     """
 
     num_predicted: int
@@ -52,42 +42,15 @@ class FramePredictor(Protocol):
         ...
 
 
-# -- sampling
+# -- prediction
 
 
-class Draws(NamedTuple):
-    """How the codes of a step's tokens are drawn: int64 `[n]` each, and of one shape in every step, whether
-    requests are greedy or not."""
-
-    positions: torch.Tensor
-    """Of the tokens that the codes are added to."""
-    seeds: torch.Tensor
-    is_greedy: torch.Tensor
-    """0 or 1."""
+PredictCodes = Callable[[torch.Tensor, torch.Tensor, Draws], torch.Tensor]
+"""Takes the hidden states `[n, width]`, the tokens `[n]` that were sampled from them, and how to draw their
+codes. Returns the codes, int16 `[n, num_predicted]`; no later call changes them."""
 
 
-class CodeChooser:
-    """A `Choose` for one step. The noise is a function of seed, position, codebook and id alone: a request
-    gets the same codes in any batch, and again after a preemption."""
-
-    def __init__(self, sampling: CodeSampling, draws: Draws) -> None:
-        self._sampling = sampling
-        self._is_greedy = draws.is_greedy.bool()
-        self._state = noise_state(draws.seeds, draws.positions)
-
-    def __call__(self, logits: torch.Tensor, codebook: int) -> torch.Tensor:
-        scores, ids = (logits.float() / self._sampling.temperature).topk(
-            min(self._sampling.top_k, logits.shape[-1]), dim=-1
-        )
-        # As `TopPLogitsWarper` in transformers: drops ids above which there is probability `top_p` or more.
-        shares = scores.softmax(-1)
-        scores = scores.masked_fill(shares.cumsum(-1) - shares >= self._sampling.top_p, float("-inf"))
-        noise = gumbel_noise(self._state, codebook, ids)
-        sampled = ids.gather(-1, (scores + noise).argmax(-1, keepdim=True)).squeeze(-1)
-        return torch.where(self._is_greedy, logits.argmax(-1), sampled)
-
-
-def code_chooser(sampling: CodeSampling, draws: Draws) -> Choose:
+def _chooser(sampling: CodeSampling, draws: Draws) -> Choose:
     """A `Choose` for one step on the device of `draws`."""
     if draws.seeds.is_cuda:  # other devices may lack Triton
         from stages.runtime.code_sampling_kernel import MAX_TOP_K, CodeKernel
@@ -97,43 +60,11 @@ def code_chooser(sampling: CodeSampling, draws: Draws) -> Choose:
     return CodeChooser(sampling, draws)
 
 
-def noise_state(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """What the noise of all codebooks at a position has in common: int64 `[n]`, as both arguments."""
-    state = _mixed((seeds & _MASK) ^ _mixed((seeds >> 32) & _MASK))
-    return _mixed(state ^ (positions & _MASK))
-
-
-def gumbel_noise(state: torch.Tensor, codebook: int, ids: torch.Tensor) -> torch.Tensor:
-    """Float32 `[n, k]` for `ids` `[n, k]` and their `noise_state` `[n]`. The id with the largest sum of logit
-    and noise is a sample from the softmax of the logits."""
-    bits = _mixed(_mixed(state ^ codebook)[:, None] ^ ids)
-    # With the half, 24 bits, which float32 represents exactly: never 0, and never rounded to 1.
-    uniform = ((bits >> 9).float() + 0.5) / (1 << 23)
-    return -(-uniform.log()).log()
-
-
-_MASK = 0xFFFFFFFF
-
-
-def _mixed(bits: torch.Tensor) -> torch.Tensor:
-    """A bijection of 32-bit values in int64 tensors: "lowbias32" of
-    https://github.com/skeeto/hash-prospector, on values moved away from its fixed point 0."""
-    bits = (bits + 0x9E3779B9) & _MASK
-    bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & _MASK
-    bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & _MASK
-    return bits ^ (bits >> 16)
-
-
-PredictCodes = Callable[[torch.Tensor, torch.Tensor, Draws], torch.Tensor]
-"""Takes the hidden states `[n, width]`, the tokens `[n]` that were sampled from them, and how to draw their
-codes. Returns the codes, int16 `[n, num_predicted]`; no later call changes them."""
-
-
 def predicted_codes(
     predictor: FramePredictor, hidden: torch.Tensor, sampled: torch.Tensor, draws: Draws
 ) -> torch.Tensor:
     """A `PredictCodes` for one predictor, step by step."""
-    choose = code_chooser(predictor.code_sampling, draws)
+    choose = _chooser(predictor.code_sampling, draws)
     return predictor.predict(hidden, sampled.long(), choose).to(torch.int16)
 
 

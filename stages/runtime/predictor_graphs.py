@@ -15,7 +15,8 @@ from contextlib import contextmanager
 import torch
 from vllm.distributed.parallel_state import graph_capture
 
-from stages.runtime.frame_predictor import Draws, FramePredictor, predicted_codes
+from stages.runtime.code_sampling import Draws
+from stages.runtime.frame_predictor import FramePredictor, predicted_codes
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 """Takes work that reads and writes tensors at fixed addresses, and returns what does the work again."""

@@ -23,8 +23,9 @@ from vllm.distributed import (
 )
 
 from stages.qwen3_omni.code_predictor import CODE_SAMPLING, CodePredictor
+from stages.runtime.code_sampling import Choose, CodeChooser, Draws
 from stages.runtime.code_sampling_kernel import CodeKernel
-from stages.runtime.frame_predictor import Choose, CodeChooser, Draws, predicted_codes
+from stages.runtime.frame_predictor import predicted_codes
 from stages.runtime.predictor_graphs import PredictorGraphs, batch_sizes, cuda_graph_recorder
 from tests.gpu.graph_time import microseconds
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from stages.runtime.code_sampling import CodeChooser, CodeSampling, Draws
 from stages.runtime.code_sampling_kernel import CodeKernel, _launch
-from stages.runtime.frame_predictor import CodeChooser, CodeSampling, Draws
 
 QWEN3 = CodeSampling(temperature=1.0, top_k=50, top_p=0.8)
 NUM_ROWS = 12

@@ -31,7 +31,7 @@ from omni_server.protocol.rows import (
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.runtime import ar_runner_base, ar_runner_v2
 from stages.runtime.ar_runner_v2 import ARModelRunnerV2Mixin
-from stages.runtime.frame_predictor import Choose, CodeSampling
+from stages.runtime.code_sampling import Choose, CodeSampling
 from stages.runtime.fused_sampler import FusedSampler
 from stages.runtime.predictor_graphs import PredictorGraphs, Record
 from stages.runtime.stage_step import StageStep, attach_step

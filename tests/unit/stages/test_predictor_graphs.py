@@ -17,7 +17,8 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
 from vllm import SamplingParams
 
 from stages.qwen3_omni.code_predictor import CodePredictor
-from stages.runtime.frame_predictor import Choose, CodeHistory, CodeSampling, Draws, predicted_codes
+from stages.runtime.code_sampling import Choose, CodeSampling, Draws
+from stages.runtime.frame_predictor import CodeHistory, predicted_codes
 from stages.runtime.predictor_graphs import PredictorGraphs, batch_sizes
 from stages.runtime.stage_step import StepBatch
 

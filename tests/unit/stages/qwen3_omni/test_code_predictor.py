@@ -11,7 +11,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from stages.qwen3_omni.code_predictor import CodePredictor
-from stages.runtime.frame_predictor import Choose
+from stages.runtime.code_sampling import Choose
 
 WIDTH, VOCABULARY, NUM_PREDICTED, BATCH = 32, 60, 15, 3
 
