@@ -13,7 +13,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorConfig,
 )
 
-from stages.runtime.frame_predictor import Choose, CodeSampling
+from stages.runtime.code_sampling import Choose, CodeSampling
 
 CODE_SAMPLING = CodeSampling(temperature=1.0, top_k=50, top_p=0.8)
 """Literals in `Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation`; the temperature is

@@ -20,7 +20,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, m
 from vllm.sequence import IntermediateTensors
 
 from stages.qwen3_omni.code_predictor import CODE_SAMPLING, CodePredictor
-from stages.runtime.frame_predictor import Choose
+from stages.runtime.code_sampling import Choose
 
 NUM_CONTROL_IDS = 1024
 """Ids at the end of the talker's vocabulary that the reference suppresses, except the end of speech

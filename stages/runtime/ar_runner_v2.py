@@ -30,6 +30,7 @@ from vllm.v1.worker.gpu.states import RequestState
 from stages.runtime.ar_runner_base import RowRunnerMixin
 from stages.runtime.decode_fast_path import BlocksAndSlots, DecodeFastPath
 from stages.runtime.fused_sampler import FusedSampler
+from stages.runtime.predictor_graphs import PredictorGraphs, cuda_graph_recorder
 from stages.runtime.prompt_graphs import use_prompt_graphs
 from stages.runtime.stage_step import StepBatch
 
@@ -79,6 +80,14 @@ class RowModelStateMixin(DefaultModelState):
             on_device = async_tensor_h2d(positions, self.device, torch.int32)
             self.rope_state.update_prefill_positions(req_index, on_device, delta)
         self._given_positions.clear()
+
+    # -- CUDA graphs
+
+    def capture_inner_cudagraphs(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM calls it after it has recorded its own graphs, both to measure their memory and to keep them;
+        never if it records none, as with `enforce_eager` and on a CPU."""
+        super().capture_inner_cudagraphs(*args, **kwargs)
+        self._runner.record_predictor()
 
     # -- one step
 
@@ -188,6 +197,20 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
         # The fast path's kernel builds the inputs itself and does not know the embeddings of predicted codes.
         if config.input_queue is not None and config.decoding_kernels and not config.num_predicted:
             self.model_state.fast_path = DecodeFastPath.of(self, self.row_overlay)
+
+    def record_predictor(self) -> None:
+        """From now on, predicted codes come from CUDA graphs. Called again, it keeps them."""
+        history, config = self.code_history, self.vllm_config
+        if history is None or isinstance(history.predict_codes, PredictorGraphs):
+            return
+        hidden = torch.zeros(
+            config.scheduler_config.max_num_seqs,
+            config.model_config.get_hidden_size(),
+            dtype=config.model_config.dtype,
+            device=self.device,
+        )
+        with cuda_graph_recorder(self.device) as record:
+            history.predict_codes = PredictorGraphs(self.get_model(), hidden, record)
 
     # -- request lifecycle
 

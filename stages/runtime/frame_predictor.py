@@ -7,6 +7,7 @@ that decoding, chunked prefill and recomputation after a preemption all read the
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,26 +16,16 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm.utils.torch_utils import async_tensor_h2d
 
+from stages.runtime.code_sampling import Choose, CodeChooser, CodeSampling, Draws
 from stages.runtime.stage_step import StepBatch
-
-Choose = Callable[[torch.Tensor, int], torch.Tensor]
-"""Takes the logits `[n, vocabulary]` of a predicted codebook and its index, and returns ids int64 `[n]`."""
-
-
-@dataclass(frozen=True)
-class CodeSampling:
-    """How a model's predicted codes are sampled, for requests that are not greedy."""
-
-    temperature: float
-    top_k: int
-    top_p: float
 
 
 @runtime_checkable
 class FramePredictor(Protocol):
     """What the model of a stage with predicted codebooks implements.
 
-    `predict` makes no decision on the host: a CUDA graph may replay it.
+    `predict` makes no decision on the host, and no row depends on another: a CUDA graph may replay it, with the
+    batch padded.
     """
 
     num_predicted: int
@@ -51,59 +42,30 @@ class FramePredictor(Protocol):
         ...
 
 
-# -- sampling
+# -- prediction
 
 
-@dataclass(frozen=True)
-class CodeChooser:
-    """A `Choose` for one step. The noise is a function of seed, position, codebook and id alone: a request
-    gets the same codes in any batch, and again after a preemption."""
-
-    sampling: CodeSampling
-    seeds: torch.Tensor  # [n], int64
-    positions: torch.Tensor  # [n], int64: of the tokens that the codes are added to
-    is_greedy: torch.Tensor  # [n], bool
-
-    def __call__(self, logits: torch.Tensor, codebook: int) -> torch.Tensor:
-        scores, ids = (logits.float() / self.sampling.temperature).topk(
-            min(self.sampling.top_k, logits.shape[-1]), dim=-1
-        )
-        # As `TopPLogitsWarper` in transformers: drops ids above which there is probability `top_p` or more.
-        shares = scores.softmax(-1)
-        scores = scores.masked_fill(shares.cumsum(-1) - shares >= self.sampling.top_p, float("-inf"))
-        noise = gumbel_noise(self.seeds, self.positions, codebook, ids)
-        sampled = ids.gather(-1, (scores + noise).argmax(-1, keepdim=True)).squeeze(-1)
-        return torch.where(self.is_greedy, logits.argmax(-1), sampled)
+PredictCodes = Callable[[torch.Tensor, torch.Tensor, Draws], torch.Tensor]
+"""Takes the hidden states `[n, width]`, the tokens `[n]` that were sampled from them, and how to draw their
+codes. Returns the codes, int16 `[n, num_predicted]`; no later call changes them."""
 
 
-def greedy(logits: torch.Tensor, codebook: int) -> torch.Tensor:
-    """A `Choose` for steps without sampling requests."""
-    return logits.argmax(-1)
+def _chooser(sampling: CodeSampling, draws: Draws) -> Choose:
+    """A `Choose` for one step on the device of `draws`."""
+    if draws.seeds.is_cuda:  # other devices may lack Triton
+        from stages.runtime.code_sampling_kernel import MAX_TOP_K, CodeKernel
+
+        if sampling.top_k <= MAX_TOP_K:
+            return CodeKernel(sampling, draws)
+    return CodeChooser(sampling, draws)
 
 
-def gumbel_noise(
-    seeds: torch.Tensor, positions: torch.Tensor, codebook: int, ids: torch.Tensor
+def predicted_codes(
+    predictor: FramePredictor, hidden: torch.Tensor, sampled: torch.Tensor, draws: Draws
 ) -> torch.Tensor:
-    """Float32 `[n, k]` for `ids` `[n, k]`; `seeds` and `positions` are int64 `[n]`. The id with the largest
-    sum of logit and noise is a sample from the softmax of the logits."""
-    state = _mixed((seeds & _MASK) ^ _mixed((seeds >> 32) & _MASK))
-    state = _mixed(_mixed(state ^ (positions & _MASK)) ^ codebook)
-    bits = _mixed(state[:, None] ^ ids)
-    # 24 bits, which float32 represents exactly; never 0 or 1.
-    uniform = ((bits >> 8).float() + 0.5) / (1 << 24)
-    return -(-uniform.log()).log()
-
-
-_MASK = 0xFFFFFFFF
-
-
-def _mixed(bits: torch.Tensor) -> torch.Tensor:
-    """A bijection of 32-bit values in int64 tensors: "lowbias32" of
-    https://github.com/skeeto/hash-prospector, on values moved away from its fixed point 0."""
-    bits = (bits + 0x9E3779B9) & _MASK
-    bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & _MASK
-    bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & _MASK
-    return bits ^ (bits >> 16)
+    """A `PredictCodes` for one predictor, step by step."""
+    choose = _chooser(predictor.code_sampling, draws)
+    return predictor.predict(hidden, sampled.long(), choose).to(torch.int16)
 
 
 # -- history
@@ -158,6 +120,8 @@ class CodeHistory:
         self, predictor: FramePredictor, *, max_num_seqs: int, max_model_len: int, device: torch.device
     ) -> None:
         self._predictor = predictor
+        self.predict_codes: PredictCodes = partial(predicted_codes, predictor)
+        """Whoever records graphs of it replaces it."""
         self._requests: dict[str, _Request] = {}
         self._free = list(range(max_num_seqs, 0, -1))
         # Slot 0 takes what nobody reads. A token sampled at the last position has the index max_model_len.
@@ -228,13 +192,10 @@ class CodeHistory:
         positions = batch.first_positions + batch.num_tokens
         is_greedy = [request is None or request.is_greedy for request in requests]
         seeds = [0 if request is None else request.seed for request in requests]
-        of_slot, at, on_device_seeds, greedily = async_tensor_h2d(
+        of_slot, at, *others = async_tensor_h2d(
             np.array([slots, positions, seeds, is_greedy], np.int64), hidden.device
         )
-        choose: Choose = greedy
-        if not all(is_greedy):
-            choose = CodeChooser(self._predictor.code_sampling, on_device_seeds, at, greedily.bool())
-        codes = self._predictor.predict(hidden, sampled.long(), choose).to(torch.int16)
+        codes = self.predict_codes(hidden, sampled, Draws(at, *others))
         self._codes[of_slot, at] = codes
         self._pending = PendingCodes(codes, is_kept)
 

@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
-from stages.runtime import sampling_kernel
+from stages.runtime import sampling_kernel, top_k_kernel
 
 _OWN_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -58,7 +58,7 @@ class FusedSampler(Sampler):
         self._wants_token_only: npt.NDArray[np.bool_] = np.ones(max_num_reqs, bool)  # by the same rows
         self._has_news = True
         self._num_bad: torch.Tensor | None = None
-        scratch = (max_num_reqs, sampling_kernel.COLUMNS)
+        scratch = (max_num_reqs, top_k_kernel.COLUMNS)
         self._scratch = (
             torch.empty(scratch, dtype=torch.int32, device=device),
             torch.empty(scratch, dtype=torch.float32, device=device),

@@ -5,10 +5,8 @@ order of operations, the arithmetic and the noise match vLLM's, so the tokens do
 barred ids (`LogitBiasState`), penalties (`PenaltiesState`), temperature, top-k, top-p, Gumbel noise (vLLM's
 own device function).
 
-Registers hold a row of logits as a grid of `ROWS * COLUMNS` values. Top-k takes two steps. The k-th largest
-column maximum is a lower bound of the k-th largest value, and usually a tight one: the values not below it
-fit into `COLUMNS` places of scratch memory. There the kernel compares all pairs, which yields ranks and the
-probability above each value without a sort. `COLUMNS` is therefore the largest top-k.
+The candidates of top-k are gathered first (`top_k_kernel`). The kernel compares all pairs of them, which
+yields ranks and the probability above each value without a sort.
 
 Differences from vLLM: if all finite logits of a row are equal, vLLM's search finds no cutoff, and top-k and
 top-p keep all of them; if at most top-k logits are finite and top-p has nothing to cut, vLLM drops the
@@ -21,17 +19,10 @@ from vllm.triton_utils import tl, triton
 from vllm.v1.worker.gpu.sample.gumbel import gumbel_noised_argmax
 
 from stages.runtime.kernel_launch import CachedLaunch
+from stages.runtime.top_k_kernel import COLUMNS, gather_candidates, num_rows
 
-COLUMNS = 128
 MAX_TOP_K = COLUMNS
 MAX_VOCABULARY = 16384
-
-
-@triton.jit
-def _sortable(value):
-    """Map float32 to int32 in the same order. The same bit operation maps back."""
-    bits = value.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
@@ -92,47 +83,6 @@ def _processed(
         values -= frequency * counts
         values -= presence * is_out
     return values
-
-
-@triton.jit
-def _gather_candidates(values, grid, top_k, candidate_ids_ptr, candidates_ptr, COLUMNS: tl.constexpr):
-    """Write the `top_k` largest values, and possibly more, to scratch memory `[COLUMNS]`, with ascending ids
-    among equal values; all finite values if fewer exist. Returns their number."""
-    is_finite = values > float("-inf")
-    maxima = tl.max(values, axis=0)
-    num_not_below = tl.sum((maxima[:, None] >= maxima[None, :]).to(tl.int32), axis=0)
-    bound = tl.max(tl.where(num_not_below >= top_k, maxima, float("-inf")))
-    count = tl.sum(tl.sum(((values >= bound) & is_finite).to(tl.int32), axis=1))
-    if count > COLUMNS:
-        # Large values share columns or are equal: bisect, if necessary down to the exact k-th largest value.
-        keys = tl.where(is_finite, _sortable(values), -0x80000000)
-        low = tl.maximum(_sortable(bound), -0x7FFFFFFF).to(tl.int64)  # at least top_k keys are not below
-        high = _sortable(tl.max(maxima)).to(tl.int64) + 1  # fewer than top_k are not below
-        while (count > COLUMNS) & (high - low > 1):
-            middle = low + (high - low) // 2
-            num = tl.sum(tl.sum((keys >= middle.to(tl.int32)).to(tl.int32), axis=1))
-            is_enough = num >= top_k
-            count = tl.where(is_enough, num, count)
-            low = tl.where(is_enough, middle, low)
-            high = tl.where(is_enough, high, middle)
-        low_bits = low.to(tl.int32)
-        bound = (low_bits ^ ((low_bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-    # Places: first the values above the bound, then those equal to it, each by id. Both are counted together,
-    # in the two halves of an integer.
-    above = ((values > bound) & is_finite).to(tl.int32)
-    equal = ((values == bound) & is_finite).to(tl.int32)
-    both = above + (equal << 16)
-    of_row = tl.sum(both, axis=1)
-    place = (tl.cumsum(of_row, axis=0) - of_row)[:, None] + tl.cumsum(both, axis=1) - both
-    total = tl.sum(of_row)
-    num_above = total & 0xFFFF
-    place = tl.where(above != 0, place & 0xFFFF, num_above + (place >> 16))
-    is_taken = (above + equal > 0) & (place < COLUMNS)
-    tl.store(candidate_ids_ptr + place, grid, mask=is_taken)
-    tl.store(candidates_ptr + place, values, mask=is_taken)
-    tl.debug_barrier()
-    return tl.minimum(num_above + (total >> 16), COLUMNS)
 
 
 @triton.jit
@@ -259,7 +209,7 @@ def _sample_kernel(
     else:
         candidate_ids_ptr += request * COLUMNS
         candidates_ptr += request * COLUMNS
-        count = _gather_candidates(values, grid, top_k, candidate_ids_ptr, candidates_ptr, COLUMNS)
+        count = gather_candidates(values, grid, top_k, candidate_ids_ptr, candidates_ptr, COLUMNS)
         ids = tl.load(candidate_ids_ptr + column, mask=column < count, other=0)
         value = tl.load(candidates_ptr + column, mask=column < count, other=float("-inf"))
         kept = _is_kept(candidates_ptr, column, value, count, top_k, top_p, COLUMNS)
@@ -301,7 +251,7 @@ def sample(
     num_requests, vocabulary = logits.shape
     tokens = torch.empty(num_requests, dtype=torch.int64, device=logits.device)
     num_bad = torch.empty(num_requests, dtype=torch.int32, device=logits.device)
-    rows = max(2, 1 << (-(-vocabulary // COLUMNS) - 1).bit_length())  # the next power of two
+    rows = num_rows(vocabulary)
     _launch(
         (num_requests, 1, 1),
         tokens,

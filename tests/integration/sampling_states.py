@@ -13,7 +13,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
-from stages.runtime import sampling_kernel
+from stages.runtime import top_k_kernel
 from stages.runtime.fused_sampler import FusedSampler
 
 TALKER = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05, "min_tokens": 2000}
@@ -122,6 +122,6 @@ def random_logits(random: np.random.Generator, shape: tuple[int, int]) -> Iterat
     yield "few values", (2 * normal).round()
     yield (
         "in few columns",
-        torch.where(torch.arange(shape[1]) % sampling_kernel.COLUMNS < 3, normal + 9, normal),
+        torch.where(torch.arange(shape[1]) % top_k_kernel.COLUMNS < 3, normal + 9, normal),
     )
     yield "half barred", normal.masked_fill(torch.from_numpy(random.random(shape) < 0.5), float("-inf"))

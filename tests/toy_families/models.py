@@ -12,8 +12,8 @@ from torch import nn
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
 from omni_server.protocol.diffusion import decode_stage_result
+from stages.runtime.code_sampling import Choose, CodeSampling
 from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel
-from stages.runtime.frame_predictor import Choose, CodeSampling
 from tests.toy_families.decoding import mixed, render, tones, waveform
 from tests.toy_families.image_only import SLOW_S, ImageInput
 from tests.toy_families.predicting import NUM_PREDICTED

@@ -2,6 +2,8 @@
 runner with the attributes and methods that the adapter relies on; the real one runs in
 tests/integration/test_v2_runner.py."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,9 +29,11 @@ from omni_server.protocol.rows import (
     encode,
 )
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from stages.runtime import ar_runner_base
+from stages.runtime import ar_runner_base, ar_runner_v2
 from stages.runtime.ar_runner_v2 import ARModelRunnerV2Mixin
+from stages.runtime.code_sampling import Choose, CodeSampling
 from stages.runtime.fused_sampler import FusedSampler
+from stages.runtime.predictor_graphs import PredictorGraphs, Record
 from stages.runtime.stage_step import StageStep, attach_step
 from tests.unit.stages.runners import INLINE, SENDING, WIDTH, AsyncOutput, embedded
 
@@ -92,6 +96,7 @@ class BaseRunner:
     state_class: type = State
     uses_inputs_embeds = True
     sampler_class: type = Sampler
+    model_class: type = Model
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         self.vllm_config, self.device = vllm_config, device
@@ -101,7 +106,7 @@ class BaseRunner:
         self.num_steps = 0
 
     def load_model(self) -> None:
-        self.model = Model()
+        self.model = self.model_class()
         self.model_state = self.state_class(self.vllm_config, self.model, None, self.device)
         self.sampler: Any = object.__new__(self.sampler_class)
 
@@ -161,7 +166,10 @@ def vllm_config(config: StageRuntimeConfig, prefill_context_parallel_size: int =
         additional_config=config,
         parallel_config=parallel,
         speculative_config=None,
-        model_config=SimpleNamespace(uses_mrope=True),
+        model_config=SimpleNamespace(
+            uses_mrope=True, max_model_len=16, dtype=torch.float64, get_hidden_size=lambda: WIDTH
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=3),
     )
 
 
@@ -353,3 +361,62 @@ def test_other_samplers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     watermarking = type("GPUWatermarkSampler", (Sampler,), {})
     assert type(runner(SENDING, monkeypatch).sampler) is Sampler
     assert type(runner(FED, monkeypatch, sampler_class=watermarking).sampler) is watermarking
+
+
+# -- predicted codes
+
+
+class Predicting(Model):
+    num_predicted = 1
+    code_sampling = CodeSampling(temperature=1.0, top_k=1, top_p=1.0)
+
+    @staticmethod
+    def predict(hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
+        assert hidden.dtype == torch.float64
+        return choose(hidden, 0)[:, None]
+
+    @staticmethod
+    def embed_predicted(codes: torch.Tensor) -> torch.Tensor:
+        return codes.float().expand(-1, WIDTH)
+
+
+PREDICTING = StageRuntimeConfig(model_dir="", num_predicted=1)
+
+
+@pytest.fixture
+def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    made: list[Callable[[], None]] = []
+
+    @contextmanager
+    def recorder(device: torch.device) -> Iterator[Record]:
+        def record(work: Callable[[], None]) -> Callable[[], None]:
+            made.append(work)
+            return work
+
+        yield record
+
+    monkeypatch.setattr(ar_runner_v2, "cuda_graph_recorder", recorder)
+    return made
+
+
+def test_the_predictor_is_recorded_once_when_vllm_records_its_own_graphs(
+    monkeypatch: pytest.MonkeyPatch, recordings: list[Callable[[], None]]
+) -> None:
+    """First to measure their memory, then to keep them."""
+    made = runner(PREDICTING, monkeypatch, model_class=Predicting)
+    for _ in range(2):
+        made.model_state.capture_inner_cudagraphs(None, None, [], None)
+        assert isinstance(made.code_history.predict_codes, PredictorGraphs)
+        assert len(recordings) == 3  # for 3, 2 and 1 tokens
+
+
+def test_without_graphs_the_predictor_runs_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = runner(PREDICTING, monkeypatch, model_class=Predicting)
+    assert not isinstance(made.code_history.predict_codes, PredictorGraphs)
+
+
+def test_a_stage_that_predicts_nothing_records_nothing(
+    monkeypatch: pytest.MonkeyPatch, recordings: list[Callable[[], None]]
+) -> None:
+    runner(FED, monkeypatch).model_state.capture_inner_cudagraphs(None, None, [], None)
+    assert recordings == []

@@ -1,4 +1,4 @@
-"""Predicted codes: how they are sampled, and that they stay with their tokens."""
+"""Predicted codes stay with their tokens."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,8 @@ import pytest
 import torch
 from vllm import SamplingParams
 
-from stages.runtime.frame_predictor import (
-    Choose,
-    CodeChooser,
-    CodeHistory,
-    CodeSampling,
-    frame_predictor,
-    gumbel_noise,
-)
+from stages.runtime.code_sampling import Choose, CodeSampling
+from stages.runtime.frame_predictor import CodeHistory, frame_predictor
 from stages.runtime.stage_step import StepBatch
 
 NUM_PREDICTED, WIDTH = 2, 4
@@ -125,23 +119,6 @@ def test_a_model_that_predicts_nothing_is_refused() -> None:
         frame_predictor(object(), 2)
 
 
-# -- sampling
-
-
-def chosen(logits: torch.Tensor, sampling: CodeSampling, seeds: list[int], position: int = 5) -> torch.Tensor:
-    positions = torch.full((len(seeds),), position)
-    is_greedy = torch.zeros(len(seeds), dtype=torch.bool)
-    return CodeChooser(sampling, torch.tensor(seeds), positions, is_greedy)(logits, 3)
-
-
-def test_a_seed_gives_the_same_codes_in_any_batch() -> None:
-    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
-    seeds = [0, 1, -1, 2**62, 5, 5]
-    together = chosen(logits, ALL, seeds)
-    alone = [chosen(logits[row : row + 1], ALL, [seed]) for row, seed in enumerate(seeds)]
-    assert together.tolist() == torch.cat(alone).tolist()
-
-
 def test_a_request_without_a_seed_samples_by_its_id() -> None:
     def codes_of(name: str) -> list[list[int] | None]:
         codes = history()
@@ -150,50 +127,3 @@ def test_a_request_without_a_seed_samples_by_its_id() -> None:
 
     assert codes_of("a") == codes_of("a")
     assert len({str(codes_of(name)) for name in "abcdefgh"}) > 4
-
-
-def test_a_greedy_request_is_greedy_beside_one_that_samples() -> None:
-    logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)).expand(2, -1)
-    is_greedy = torch.tensor([True, False])
-    positions = torch.zeros(2, dtype=torch.long)
-    choices = {
-        int(CodeChooser(ALL, torch.tensor([0, seed]), positions, is_greedy)(logits, 0)[0])
-        for seed in range(20)
-    }
-    assert choices == {int(logits[0].argmax())}
-
-
-def test_samples_follow_the_distribution() -> None:
-    shares = torch.tensor([0.5, 0.25, 0.15, 0.1])
-    seeds = list(range(40_000))
-    codes = chosen(shares.log().expand(len(seeds), -1), ALL, seeds)
-    counted = codes.bincount(minlength=4) / len(seeds)
-    torch.testing.assert_close(counted, shares, atol=0.01, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("sampling", "possible"),
-    [
-        (CodeSampling(1.0, top_k=2, top_p=1.0), {0, 1}),
-        (CodeSampling(1.0, top_k=100, top_p=0.5), {0}),
-        (CodeSampling(1.0, top_k=100, top_p=0.51), {0, 1}),
-        (CodeSampling(1.0, top_k=3, top_p=0.95), {0, 1, 2}),
-        (CodeSampling(1e-3, top_k=100, top_p=1.0), {0}),
-    ],
-)
-def test_unlikely_codes_are_cut_off(sampling: CodeSampling, possible: set[int]) -> None:
-    logits = torch.tensor([0.5, 0.25, 0.15, 0.1]).log()
-    assert set(chosen(logits.expand(500, -1), sampling, list(range(500))).tolist()) == possible
-
-
-def test_noise_differs_between_seeds_positions_codebooks_and_ids() -> None:
-    ids = torch.arange(1000)[None]
-    noise = [
-        gumbel_noise(torch.tensor([seed]), torch.tensor([position]), codebook, ids)[0]
-        for seed in (0, 1, 1 << 32)
-        for position in (0, 1)
-        for codebook in (0, 1)
-    ]
-    correlated = torch.corrcoef(torch.stack(noise))
-    assert correlated.fill_diagonal_(0).abs().max() < 0.15
-    assert torch.stack(noise).isfinite().all()

@@ -11,7 +11,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from stages.qwen3_omni.code_predictor import CodePredictor
-from stages.runtime.frame_predictor import Choose, greedy
+from stages.runtime.code_sampling import Choose
 
 WIDTH, VOCABULARY, NUM_PREDICTED, BATCH = 32, 60, 15, 3
 
@@ -52,6 +52,10 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     hidden, embedded = torch.randn(2, BATCH, WIDTH, generator=generator)
     return hidden, embedded
+
+
+def greedy(logits: torch.Tensor, codebook: int) -> torch.Tensor:
+    return logits.argmax(-1)
 
 
 def forced(codes: torch.Tensor, seen: list[torch.Tensor]) -> Choose:

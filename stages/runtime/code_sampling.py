@@ -1,0 +1,81 @@
+"""How predicted codes are drawn from their logits: greedily or sampled, row by row.
+
+The noise is a function of seed, position, codebook and id alone: a request gets the same codes in any batch,
+and again after a preemption. `code_sampling_kernel` does the same in one kernel.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+Choose = Callable[[torch.Tensor, int], torch.Tensor]
+"""Takes the logits `[n, vocabulary]` of a predicted codebook and its index, and returns ids int64 `[n]`."""
+
+
+@dataclass(frozen=True)
+class CodeSampling:
+    """How a model's predicted codes are sampled, for requests that are not greedy."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+
+
+class Draws(NamedTuple):
+    """How the codes of a step's tokens are drawn: int64 `[n]` each, and of one shape in every step, whether
+    requests are greedy or not."""
+
+    positions: torch.Tensor
+    """Of the tokens that the codes are added to."""
+    seeds: torch.Tensor
+    is_greedy: torch.Tensor
+    """0 or 1."""
+
+
+class CodeChooser:
+    """A `Choose` for one step, on any device."""
+
+    def __init__(self, sampling: CodeSampling, draws: Draws) -> None:
+        self._sampling = sampling
+        self._is_greedy = draws.is_greedy.bool()
+        self._state = noise_state(draws.seeds, draws.positions)
+
+    def __call__(self, logits: torch.Tensor, codebook: int) -> torch.Tensor:
+        scores, ids = (logits.float() / self._sampling.temperature).topk(
+            min(self._sampling.top_k, logits.shape[-1]), dim=-1
+        )
+        # As `TopPLogitsWarper` in transformers: drops ids above which there is probability `top_p` or more.
+        shares = scores.softmax(-1)
+        scores = scores.masked_fill(shares.cumsum(-1) - shares >= self._sampling.top_p, float("-inf"))
+        noise = gumbel_noise(self._state, codebook, ids)
+        sampled = ids.gather(-1, (scores + noise).argmax(-1, keepdim=True)).squeeze(-1)
+        return torch.where(self._is_greedy, logits.argmax(-1), sampled)
+
+
+def noise_state(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """What the noise of all codebooks at a position has in common: int64 `[n]`, as both arguments."""
+    state = _mixed((seeds & _MASK) ^ _mixed((seeds >> 32) & _MASK))
+    return _mixed(state ^ (positions & _MASK))
+
+
+def gumbel_noise(state: torch.Tensor, codebook: int, ids: torch.Tensor) -> torch.Tensor:
+    """Float32 `[n, k]` for `ids` `[n, k]` and their `noise_state` `[n]`. The id with the largest sum of logit
+    and noise is a sample from the softmax of the logits."""
+    bits = _mixed(_mixed(state ^ codebook)[:, None] ^ ids)
+    # With the half, 24 bits, which float32 represents exactly: never 0, and never rounded to 1.
+    uniform = ((bits >> 9).float() + 0.5) / (1 << 23)
+    return -(-uniform.log()).log()
+
+
+_MASK = 0xFFFFFFFF
+
+
+def _mixed(bits: torch.Tensor) -> torch.Tensor:
+    """A bijection of 32-bit values in int64 tensors: "lowbias32" of
+    https://github.com/skeeto/hash-prospector, on values moved away from its fixed point 0."""
+    bits = (bits + 0x9E3779B9) & _MASK
+    bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & _MASK
+    bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & _MASK
+    return bits ^ (bits >> 16)
