@@ -50,11 +50,21 @@ def run_command(args: argparse.Namespace, command: Sequence[str]) -> int:
     return 1 if any(level.failures for level in run.levels) else 0
 
 
+_WORKLOAD_FIELDS = (
+    "modalities",
+    "prompt_tokens",
+    "audio_seconds",
+    "text_tokens",
+    "codec_tokens",
+    "samples_per_codec_token",
+)
+
+
 def chosen_workload(args: argparse.Namespace) -> Workload:
     """Returns the named workload with the command line's changes."""
-    fields = ("modalities", "prompt_tokens", "audio_seconds", "text_tokens", "codec_tokens")
-    fields += ("samples_per_codec_token",)
-    changes = {name: value for name, value in vars(args).items() if name in fields and value is not None}
+    changes = {
+        name: value for name, value in vars(args).items() if name in _WORKLOAD_FIELDS and value is not None
+    }
     if args.modalities == "text":
         changes["codec_tokens"] = 0
     return WORKLOADS[args.workload].model_copy(update=changes)
