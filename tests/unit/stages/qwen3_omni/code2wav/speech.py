@@ -53,11 +53,11 @@ class Stream:
 def single_pass(reference: Qwen3OmniMoeCode2Wav, codes: torch.Tensor) -> torch.Tensor:
     """codes: [num_frames, codebooks]."""
     with torch.inference_mode():
-        return reference(codes.T[None])[0, 0]
+        return reference(codes.T[None].to(reference.device))[0, 0].cpu()
 
 
 def network_like(reference: Qwen3OmniMoeCode2Wav) -> Code2WavNetwork:
-    network = Code2WavNetwork(reference.config).to(reference.dtype)
+    network = Code2WavNetwork(reference.config).to(reference.device, reference.dtype)
     network.load_state_dict(reference.state_dict())
     return network
 

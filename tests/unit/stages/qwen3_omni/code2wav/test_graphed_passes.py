@@ -89,7 +89,8 @@ def test_graphs_give_what_eager_passes_give(
         while waiting and len(live) <= num_slots:  # one more than can have state
             live.append(waiting.pop())
         step = rng.sample(live, rng.randint(1, min(max_num_streams, len(live))))
-        sizes = [min(stream.num_left, rng.choice([1, 2, 4, 8, 8, rng.randint(1, 21)])) for stream in step]
+        usual = rng.choice([1, 2, 4, 8])
+        sizes = [min(stream.num_left, rng.choice([usual, usual, rng.randint(1, 21)])) for stream in step]
         jobs = [stream.job(size) for stream, size in zip(step, sizes, strict=True)]
         num_lost += sum(stream.done > 0 and eager.streams.end_of(stream.name) is None for stream in step)
         num_mixed += len({stream.done == 0 for stream in step}) == 2
