@@ -8,5 +8,5 @@ from omni_server.protocol.diffusion_config import ComputeDtype
 
 class Code2WavStage(DiffusionStage):
     gpu_dtype: ClassVar[ComputeDtype] = "bfloat16"
-    """The checkpoints' own. Nothing is known of float16 with their weights: `Snake` divides by exp(beta), and
-    the first transformer layers add up without normalization."""
+    """The checkpoints' own. float16 rounds less, but whether activations of trained weights stay in its range
+    is not known, and the clipping of the samples would hide an overflow."""

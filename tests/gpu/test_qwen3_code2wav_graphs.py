@@ -26,8 +26,10 @@ from tests.unit.stages.qwen3_omni.code2wav.speech import Stream, advance, networ
 
 pytestmark = pytest.mark.gpu
 
-BOUND_DB = {torch.float32: 90.0, torch.bfloat16: 25.0}
-"""Lowest signal-to-noise ratio of a stream against one pass of transformers in float32."""
+BOUND_DB = {torch.float32: 80.0, torch.bfloat16: 15.0, torch.float16: 30.0}
+"""Lowest signal-to-noise ratio of a stream against one pass of transformers in float32. Eager passes on a CPU
+gave 96, 19 and 36 for 8 frames, and transformers itself 19 in bfloat16: these weights amplify rounding, and
+rounding the weights alone leaves 24."""
 
 ALIKE_DB = 3.0
 """By how much graphs may be further from the reference than eager passes: both round alike, but kernels and
@@ -78,7 +80,7 @@ def snr_db(result: torch.Tensor, expected: torch.Tensor) -> float:
     return float(10 * torch.log10(expected.double().square().sum() / error.square().sum()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", BOUND_DB, ids=str)
 def test_graphs_are_as_exact_as_eager_passes(reference: Qwen3OmniMoeCode2Wav, dtype: torch.dtype) -> None:
     network = network_like(reference).to(dtype)
     graphs = graphed(network)
@@ -97,13 +99,6 @@ def test_graphs_are_as_exact_as_eager_passes(reference: Qwen3OmniMoeCode2Wav, dt
     )
     assert levels[0] > BOUND_DB[dtype]
     assert levels[0] > levels[1] - ALIKE_DB
-
-
-def test_what_float16_would_give(reference: Qwen3OmniMoeCode2Wav) -> None:
-    """Why the default is bfloat16 nonetheless: stages/qwen3_omni/options.py."""
-    streams = spoken(reference, graphed(network_like(reference).half()))
-    print(f"\nfloat16: lowest SNR {lowest_snr_db(streams):.1f} dB")  # noqa: T201
-    assert lowest_snr_db(streams) > BOUND_DB[torch.bfloat16]
 
 
 def wall_microseconds(work: Callable[[], object]) -> float:

@@ -71,7 +71,8 @@ class StreamDecoder:
         return list(on_host.split([len(waveform) for waveform in waveforms]))
 
     def _advance(self, tracks: Sequence[_Track]) -> None:
-        """Compute the longest of the next pieces, which leaves most tracks for the passes that follow."""
+        """Compute the next piece of the tracks whose piece is the longest. The rest of them may then go along
+        with the others."""
         pieces = [self._passes.piece_frames(track.next_frames) for track in tracks]
         length = max(pieces)
         group = [track for track, piece in zip(tracks, pieces, strict=True) if piece == length]
