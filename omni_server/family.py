@@ -18,6 +18,7 @@ import numpy.typing as npt
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_family, installed_families
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
+from omni_server.protocol.rows import SourceSpan as SourceSpan
 from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, ImageSize, Output, Task
 
 logger = logging.getLogger(__name__)
@@ -51,14 +52,44 @@ class DiffusionPrompt:
     """The stage's encoded input."""
 
 
+MEDIA_ROW = -1
+"""In `TextRows.row_ids`: the source sends the row of this position."""
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """The rows of a stage that looks up those of text (`Embeddings.text_ids`), by position in its prompt.
+
+    The ids of generated text follow those of the prompt, and the tail follows them.
+    """
+
+    row_ids: tuple[int, ...]
+    """Ids of all rows that precede the first generated one; `MEDIA_ROW` where a span has rows."""
+    spans: tuple[SourceSpan, ...]
+    """What the prompt has of the source's, in order."""
+    tail_ids: tuple[int, ...]
+    """Ids of the rows that follow the last one: each in turn, the last one forever."""
+
+    @property
+    def has_media(self) -> bool:
+        """Whether the source must send rows."""
+        return any(span.has_rows for span in self.spans)
+
+
 @dataclass(frozen=True)
 class EmbeddingsPrompt:
     """Prompt of a stage that receives embeddings: placeholder token ids, and the position from which
-    embeddings are added to the stage's own instead of replacing them."""
+    embeddings are added to the stage's own instead of replacing them.
+
+    The row of the first generated token belongs to the last position.
+    """
 
     token_ids: tuple[int, ...]
     num_replaced: int
     """Embeddings before this position replace the stage's own; later ones are added to them."""
+    text: TextRows | None = None
+    """Set if text crosses the edge as ids (`Embeddings.text_ids`). Its `row_ids` are one fewer than
+    `token_ids`."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +186,18 @@ class NeededFile:
     purpose: str
 
 
+@dataclass(frozen=True)
+class DefaultConfigs:
+    """Names of the shipped stage configs with which a family is served if no other is given."""
+
+    gpu: str
+    """Is fitted to the GPUs of the machine."""
+    demo: str
+    """For small checkpoints, on a CPU."""
+    cpu: str | None = None
+    """For genuine checkpoints on a CPU; None if that is too slow to be of use."""
+
+
 class FamilyModel(Protocol):
     """One checkpoint of the family, as the server process sees it."""
 
@@ -196,8 +239,13 @@ class FamilyModel(Protocol):
         """
         ...
 
-    def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
-        """Returns the prompt of a stage that receives embeddings, given its source's prompt."""
+    def embeddings_prompt(
+        self, stage: str, source_ids: Sequence[int], *, voice: str | None
+    ) -> EmbeddingsPrompt:
+        """Returns the prompt of a stage that receives embeddings, given its source's prompt.
+
+        `voice` is one of `voices`; None if the request has none.
+        """
         ...
 
     def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
@@ -225,6 +273,8 @@ class ModelFamily(Protocol):
     model for `omni-server verify` to compare with; None without one."""
     engine_modules: tuple[str, ...]
     """Model modules, which the fork server imports once for all engines."""
+    default_configs: DefaultConfigs | None
+    """None if a checkpoint of the family always needs a stage config."""
 
     def needed_files(self) -> tuple[NeededFile, ...]:
         """Returns the files that a folder must contain besides config.json and weights."""
@@ -266,6 +316,11 @@ def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
 def servable_architectures() -> tuple[str, ...]:
     """All installed families' architectures."""
     return tuple(name for family in _installed() for name in family.architectures)
+
+
+def family_of(architectures: Collection[str]) -> ModelFamily | None:
+    """The installed family that runs one of these `architectures` of a config.json."""
+    return next((f for f in _installed() if not set(f.architectures).isdisjoint(architectures)), None)
 
 
 def families_of_this_process() -> list[ModelFamily]:

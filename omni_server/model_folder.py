@@ -28,9 +28,6 @@ from omni_server.errors import ConfigError
 from omni_server.types import AboutModel
 
 EXAMPLE_MODEL = "Qwen/Qwen2.5-Omni-7B"
-GPU_CONFIG = "qwen2_5_omni"
-CPU_CONFIG = "qwen2_5_omni.cpu"
-DEMO_CONFIG = "qwen2_5_omni.demo-cpu"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.pt"]

@@ -26,7 +26,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class ReferenceJob:
-    """An answer of this server, and its request. T is the number of codec tokens."""
+    """An answer of this server, and its request. T is the number of codec tokens: those of the first frame,
+    one per codebook, then those of the second, and so on."""
 
     messages: tuple[ChatMessage, ...]
     voice: str | None
@@ -39,6 +40,7 @@ class ReferenceJob:
     codes: tuple[int, ...]  # T
     max_text_tokens: int
     max_codes: int
+    """Most tokens that the talker may sample; one per frame if it predicts the others."""
     repetition_penalties: Mapping[str, float]
     """By the family's names of autoregressive stages. Sampling is otherwise greedy."""
 
@@ -51,6 +53,7 @@ class ReferenceAnswer:
     given_ids: tuple[int, ...] | None
     """Tokens of the given text."""
     codes: tuple[Difference, ...]
+    """Indices are those of `ReferenceJob.codes`."""
     waveform: npt.NDArray[np.float32]
     """[num_samples], from the same codes and noise, at the decoder's rate; empty without codes."""
 

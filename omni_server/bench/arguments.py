@@ -104,7 +104,15 @@ def fill(parser: argparse.ArgumentParser, program: str) -> None:
         "--codec-tokens",
         metavar="N",
         type=_positive(int),
-        help="exact number of codec tokens to ask for; 50 are one second of speech",
+        help="exact number of codec tokens to ask for; one second of speech has 50 with Qwen2.5-Omni, and 12.5 "
+        "frames with Qwen3-Omni",
+    )
+    work.add_argument(
+        "--samples-per-codec-token",
+        metavar="N",
+        type=_positive(int),
+        help="samples of speech per codec token, at 24 kHz (default: 480, as with Qwen2.5-Omni; Qwen3-Omni: "
+        "1920 per frame, with --sample-tolerance 555)",
     )
     work.add_argument(
         "--sample-tolerance",

@@ -9,7 +9,7 @@ from itertools import pairwise
 import aiohttp
 
 from omni_server.bench.results import RequestRow
-from omni_server.bench.workload import SAMPLES_PER_CODE, Workload
+from omni_server.bench.workload import Workload
 from omni_server.client.stream import SAMPLE_RATE_HZ, Chunk, StreamError, Usage, stream_chunks
 
 _BYTES_PER_SAMPLE = 2
@@ -107,7 +107,9 @@ class _Answer:
         if abs(self.samples - workload.expected_samples) > sample_tolerance:
             raise StreamError(f"{self.samples} samples instead of {workload.expected_samples}")
         codec = self.usage.codec_tokens
-        if codec is not None and abs(self.samples - codec * SAMPLES_PER_CODE) > sample_tolerance:
+        if codec is None:
+            return
+        if abs(self.samples - codec * workload.samples_per_codec_token) > sample_tolerance:
             raise StreamError(f"{self.samples} samples, while usage has {codec} codec tokens")
 
 

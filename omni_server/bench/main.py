@@ -52,12 +52,9 @@ def run_command(args: argparse.Namespace, command: Sequence[str]) -> int:
 
 def chosen_workload(args: argparse.Namespace) -> Workload:
     """Returns the named workload with the command line's changes."""
-    changes = {
-        name: value
-        for name, value in vars(args).items()
-        if name in ("modalities", "prompt_tokens", "audio_seconds", "text_tokens", "codec_tokens")
-        and value is not None
-    }
+    fields = ("modalities", "prompt_tokens", "audio_seconds", "text_tokens", "codec_tokens")
+    fields += ("samples_per_codec_token",)
+    changes = {name: value for name, value in vars(args).items() if name in fields and value is not None}
     if args.modalities == "text":
         changes["codec_tokens"] = 0
     return WORKLOADS[args.workload].model_copy(update=changes)

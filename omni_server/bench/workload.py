@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 WorkloadName = Literal["W1", "W2", "W3"]
 Modalities = Literal["text", "text,audio"]
 
-SAMPLES_PER_CODE = 480
+SAMPLES_PER_CODEC_TOKEN = 480
 """In Qwen2.5-Omni's code2wav: two mel frames per codec token, 240 samples per mel frame."""
 QUESTION_SAMPLE_RATE = 16_000
 """Rate of question audio in Hz."""
@@ -56,12 +56,14 @@ class Workload(BaseModel):
     """Audio in the question; 0 for none."""
     text_tokens: int
     codec_tokens: int
-    """0 if no speech is requested."""
+    """0 if no speech is requested. Where a frame has several codes, it counts as one token."""
+    samples_per_codec_token: int = SAMPLES_PER_CODEC_TOKEN
+    """At 24 kHz."""
 
     @property
     def expected_samples(self) -> int:
         """Samples of the answer's speech, at 24 kHz."""
-        return self.codec_tokens * SAMPLES_PER_CODE
+        return self.codec_tokens * self.samples_per_codec_token
 
 
 class Turn(BaseModel):

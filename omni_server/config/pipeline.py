@@ -60,6 +60,10 @@ class Embeddings:
 
     They travel through shared memory."""
 
+    text_ids: bool = False
+    """Text crosses the edge as token ids of the source, of which the target has rows
+    (`stages.runtime.embeddings_in.HasRowTable`). Only positions of media have rows of the source."""
+
 
 @dataclass(frozen=True)
 class Tensor:

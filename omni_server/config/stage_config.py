@@ -33,6 +33,8 @@ StageName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 AnyStage = Annotated[SerializeAsAny[Stage], Field(discriminator="engine")]
 """Includes the family's own fields if the family declares a class for the stage."""
 
+Platform = Literal["cpu", "cuda"]
+
 FAMILY_PATTERN = r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?"
 
 MAX_MEMORY_FRACTION = 0.95
@@ -85,7 +87,7 @@ class StageConfig(FrozenModel):
 
     model_family: Annotated[str, Field(pattern=f"^{FAMILY_PATTERN}$")]
     """The code of the model: an installed family, such as `qwen2_5_omni`, or `package.module:object`."""
-    platform: Literal["cpu", "cuda"]
+    platform: Platform
     """Must match the installed build of vLLM."""
     mps: Literal["auto", "on", "off"] = "auto"
     """NVIDIA's Multi-Process Service, which lets the stages on one GPU run concurrently instead of in turns.

@@ -198,11 +198,13 @@ class EngineBuilder:
         outgoing = self.config.edge_from(name, Embeddings)
         incoming = self.config.edge_into(name)
         speech = self.config.speech_edge
+        received = None if incoming is None else self.config.spec_of(incoming).payload
         runtime = StageRuntimeConfig(
             model_dir=str(self.model_dir),
             row_producer=None if outgoing is None else outgoing.function,
             output_queue=None if outgoing is None else self.queues[outgoing.source, outgoing.target],
             input_queue=None if incoming is None else self.queues[incoming.source, incoming.target],
+            row_table=isinstance(received, Embeddings) and received.text_ids,
             # Operators who want batch-invariant sums get them from vLLM's kernels.
             decoding_kernels=not vllm_envs.VLLM_BATCH_INVARIANT,
             step_throttle=self._throttles.get(name),

@@ -26,11 +26,11 @@ from omni_server.errors import (
     OverloadedError,
     StageDownError,
 )
-from omni_server.family import CodecLayout, FamilyModel
+from omni_server.family import CodecLayout, EmbeddingsPrompt, FamilyModel
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.request_graph import ArTask, AudioTask, ImageTask, RequestGraph, TextOutput
 from omni_server.orchestrator.request_run import RequestRun
-from omni_server.orchestrator.row_feeder import RowFeeder
+from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
 from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_grammar import turn_grammar
@@ -265,8 +265,14 @@ class Orchestrator:
         edge = self._config.edge_from(self._entry, Embeddings)
         is_limited = bool(sampling.stop) or request.tools is not None
         if voice is not None and edge is not None:
-            add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply))
-            speaker = self._add_speaker(graph, request, edge.target, voice, prompt, is_limited=is_limited)
+            fed = self._family.embeddings_prompt(
+                self._config.stages[edge.target].model_stage, prompt.token_ids[: prompt.length], voice=voice
+            )
+            # Without rows to send, the entry may use its prefix cache.
+            if fed.text is None or fed.text.has_media:
+                spans = None if fed.text is None else fed.text.spans
+                add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply, spans=spans))
+            speaker = self._add_speaker(graph, request, edge.target, voice, fed, is_limited=is_limited)
         if is_text:
             graph.text = TextOutput(
                 graph,
@@ -287,14 +293,13 @@ class Orchestrator:
         request: OmniRequest,
         name: str,
         voice: str,
-        source: RenderedPrompt,
+        prompt: EmbeddingsPrompt,
         *,
         is_limited: bool,
     ) -> ArTask:
         """Adds the stage that receives the entry's embeddings. For `is_limited`, see `RowFeeder`."""
         handle, config = self._ar[name].choose(), self._config.stages[name]
         assert isinstance(config, ArStage)
-        prompt = self._family.embeddings_prompt(config.model_stage, source.token_ids[: source.length])
         asked = request.sampling.get(name)
         sampling = merged(config.default_sampling, asked)
         params = sampling_params(
@@ -313,11 +318,12 @@ class Orchestrator:
             asked=asked,
             fields=self._param_names(name),
         )
-        feeder = RowFeeder(
-            handle.outbox,
-            num_first_rows=len(prompt.token_ids) - 1,  # the row of the first generated token follows
-            is_limited=is_limited,
-        )
+        num_first_rows = len(prompt.token_ids) - 1  # the row of the first generated token follows
+        if prompt.text is None:
+            feeder = RowFeeder(handle.outbox, num_first_rows=num_first_rows, is_limited=is_limited)
+        else:
+            assert len(prompt.text.row_ids) == num_first_rows
+            feeder = TextRowFeeder(handle.outbox, prompt.text, is_limited=is_limited)
         audio = self._add_audio(graph, request, name, voice)
         assert audio is not None
         return graph.add(ArTask(graph, handle, prompt.token_ids, params, audio, source=feeder))

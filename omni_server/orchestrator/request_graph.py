@@ -330,11 +330,16 @@ class TextOutput:
         for piece in pieces:
             if isinstance(piece, ToolCallDelta):
                 self._graph.emit(piece)
+        # The token that ends a text is no part of it.
+        is_ended = output.finish_reason == "stop" and not output.is_cut
+        if self._feeder is not None:
+            self._feeder.speak(output.token_ids[:-1] if is_ended else output.token_ids)
         if self._spoken_text is not None and self._feeder is not None:
             self._spoken_text.push(output.token_ids, self._spoken(text))
             self._feeder.allow(self._spoken_text.num_released())
         if output.finish_reason is not None:
-            self._done(output.finish_reason)
+            has_row = self._feeder is not None and self._feeder.has_row_of_last_token and not is_ended
+            self._done(output.finish_reason, num_without_row=0 if has_row else 1)
 
     def _spoken(self, text: str) -> str:
         """Returns the speakable part of the newest text: the prose before the first call."""
@@ -346,13 +351,14 @@ class TextOutput:
     def _take_reply(self, token_ids: tuple[int, ...], text: str) -> None:
         """Handles a given reply whose rows have all arrived. The token sampled after it is not part of it."""
         self.num_tokens = len(token_ids)
+        if self._feeder is not None:
+            self._feeder.speak(token_ids)
         self._graph.timeline.mark_output(self._stage)
         self._graph.emit(TextDelta(text, token_ids))
         self._done("stop", num_without_row=0)
 
-    def _done(self, reason: FinishReason, *, num_without_row: int = 1) -> None:
-        """Ends the text. Its last token was sampled but never computed, so it has no row; the text-end row
-        replaces it."""
+    def _done(self, reason: FinishReason, *, num_without_row: int) -> None:
+        """Ends the text. Its last `num_without_row` tokens are not spoken: the text-end row replaces them."""
         has_calls = self._tool_parser is not None and self._tool_parser.num_calls > 0
         self.finish_reason = "tool_calls" if has_calls and reason == "stop" else reason
         self._graph.emit(TextDone(reason))

@@ -5,14 +5,21 @@ call returns, so that cancelling a task cannot lose a reference to shared memory
 """
 
 import asyncio
+from collections.abc import Sequence
+from itertools import takewhile
 
 from omni_server.engine.feed_outbox import FeedOutbox
-from omni_server.protocol.rows import RowsFeed, RowsPayload
+from omni_server.family import MEDIA_ROW, TextRows
+from omni_server.protocol.rows import RowsFeed, RowsPayload, TextSegment
 
 
 class RowFeeder:
     """Forwards rows from `take` to `finish`. Keeps them until `connect` sets the target, and drops them after
     `close`."""
+
+    has_row_of_last_token = False
+    """Whether the last generated token may have a row. The source sends the rows of what it computes, and it
+    does not compute its last token."""
 
     def __init__(self, outbox: FeedOutbox, *, num_first_rows: int, is_limited: bool) -> None:
         """`outbox` is the target engine's. `num_first_rows` rows precede the row of the first generated
@@ -24,7 +31,7 @@ class RowFeeder:
         self._kept: list[RowsFeed] = []
         self._is_closed = False
         self.has_rows = asyncio.Event()
-        """Set when the first rows arrive."""
+        """Set when the target can be given the request."""
         self.num_generated_rows = 0
         """Rows of generated tokens that have arrived."""
 
@@ -33,6 +40,9 @@ class RowFeeder:
         self.num_generated_rows = max(self.num_generated_rows, payload.num_generated_rows)
         self.has_rows.set()
         self._feed(RowsFeed(payload, num_released=self._limit))
+
+    def speak(self, token_ids: Sequence[int]) -> None:
+        """Accepts generated tokens. Their rows come from the source."""
 
     def allow(self, num_tokens: int) -> None:
         """Allows `num_tokens` generated tokens to be spoken."""
@@ -67,3 +77,64 @@ class RowFeeder:
             self._kept.append(feed)
         else:
             self._outbox.put((self._engine_id, feed))
+
+
+class TextRowFeeder(RowFeeder):
+    """Feeds a target that looks up the rows of text: composes ids and the source's rows of media.
+
+    What may not be spoken yet is not sent. The target can be given the request when the rows of its whole
+    prompt and the first token to speak are there.
+    """
+
+    has_row_of_last_token = True
+
+    def __init__(self, outbox: FeedOutbox, rows: TextRows, *, is_limited: bool) -> None:
+        """See `RowFeeder`. `rows` are those of the target's prompt."""
+        super().__init__(outbox, num_first_rows=len(rows.row_ids), is_limited=is_limited)
+        self._ids = list(rows.row_ids)  # of all rows, those of generated tokens included
+        self._tail_ids = rows.tail_ids  # empty once sent
+        self._num_fed = 0
+
+    def take(self, payload: RowsPayload) -> None:
+        text: list[TextSegment] = []
+        for segment in payload.segments:
+            text += self._next_text(segment.first_position)
+            self._num_fed = segment.first_position + segment.num_rows
+        self._feed_text(payload, text)
+
+    def speak(self, token_ids: Sequence[int]) -> None:
+        self._ids += token_ids
+        self._feed_text()
+
+    def allow(self, num_tokens: int) -> None:
+        self._limit = self._num_first_rows + num_tokens
+        self._feed_text()
+
+    def finish(self, num_tokens: int) -> None:
+        self._limit = final_length = self._num_first_rows + num_tokens
+        self._feed_text(final_length=final_length)
+
+    def _feed_text(
+        self,
+        payload: RowsPayload | None = None,
+        text: Sequence[TextSegment] = (),
+        *,
+        final_length: int | None = None,
+    ) -> None:
+        """Feeds what is given, and the ids that may follow."""
+        text = (*text, *self._next_text(len(self._ids) if self._limit is None else self._limit))
+        if MEDIA_ROW not in self._ids[self._num_fed :]:
+            self.num_generated_rows = len(self._ids) - self._num_first_rows
+        if payload is None and not text and final_length is None:
+            return
+        self._feed(RowsFeed(payload, final_length=final_length, text=text, tail_ids=self._tail_ids))
+        self._tail_ids = ()
+        if self._num_fed > self._num_first_rows:
+            self.has_rows.set()
+
+    def _next_text(self, end: int) -> tuple[TextSegment, ...]:
+        """Takes the ids of the next rows, up to `end` or to the next row of the source."""
+        first = self._num_fed
+        ids = tuple(takewhile(MEDIA_ROW.__ne__, self._ids[first:end]))
+        self._num_fed += len(ids)
+        return (TextSegment(first, ids),) if ids else ()

@@ -3,6 +3,9 @@
 A *row* is one input vector of the consuming stage, `[width]`. The producer's worker writes the rows of one
 step into one slab; per request, a `RowsPayload` gives their places. The orchestrator passes on the encoded
 payload, wrapped in a `RowsFeed`, without opening the slab.
+
+On an edge with text ids (`omni_server.config.pipeline.Embeddings`), the consumer has a row for each text
+token. The orchestrator sends ids, and only positions of media have rows of the producer.
 """
 
 from collections.abc import Sequence
@@ -16,12 +19,28 @@ REQUEST_KEY = "omni_rows"
 """Key in `SamplingParams.extra_args` that carries an encoded `RowsOutput`, `RowsInput` or `RowsFeed`."""
 
 
+class SourceSpan(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive positions of the producer's prompt that are consecutive in the consumer's prompt, too."""
+
+    source_first: int
+    """Position of the first one in the producer's prompt."""
+    target_first: int
+    """Position of the first one in the consumer's prompt."""
+    count: int
+    has_rows: bool
+    """The producer sends the rows of these positions. Otherwise, their tokens are text."""
+
+
 class RowsOutput(msgspec.Struct, frozen=True, tag="output", forbid_unknown_fields=True):
     """Asks the producing stage to send the rows of this request."""
 
     voice: str
     num_reply: int = 0
     """This many of the prompt's last tokens count as generated: a given reply, not a sampled one."""
+    spans: tuple[SourceSpan, ...] | None = None
+    """In the order of both prompts, without overlap: what the consumer's prompt has of the producer's. Only
+    rows of spans with `has_rows` are sent, at the consumer's positions, without boundary and tail. None: the
+    rows of all positions are sent."""
 
 
 class RowsInput(msgspec.Struct, frozen=True, tag="input", forbid_unknown_fields=True):
@@ -39,6 +58,19 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     num_rows: int
     offset: int
     """Bytes from the start of the block."""
+
+
+class TextSegment(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive rows that the consumer looks up."""
+
+    first_position: int
+    """Position in the consumer's sequence of the first row."""
+    token_ids: tuple[int, ...]
+    """Ids in the vocabulary of the consumer's row table."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
 
 
 class SharedBlock(msgspec.Struct, frozen=True, tag="shared", array_like=True):
@@ -75,11 +107,13 @@ class RowsPayload(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     """Rows to use after the last one, once the producer has finished: each in turn, the last one forever.
     Sent with a request's first payload; its `first_position` has no meaning."""
     positions_offset: int | None = None
-    """Offset of the M-RoPE positions in the block: int32 `[3, num_positions]`, for the next prompt positions,
-    because payloads arrive in order."""
+    """Offset of the M-RoPE positions in the block: int32 `[3, num_positions]`, for the payload's first rows.
+    Rows of text that precede or separate rows with positions have linear ones: they begin above the greatest
+    so far."""
     num_positions: int = 0
     position_delta: int = 0
-    """The M-RoPE position of sequence index i after the prompt is `i + position_delta` on all axes."""
+    """The M-RoPE position of sequence index i after the last row with a position is `i + position_delta` on
+    all axes, once all prompt rows have arrived."""
 
 
 class RowsFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,6 +124,16 @@ class RowsFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rows that may be consumed so far; None: all that have arrived."""
     final_length: int | None = None
     """Set only by the last feed: the sequence has this many rows, after which the tail begins."""
+    text: tuple[TextSegment, ...] = ()
+    """Rows that precede, separate or follow those of the payload."""
+    tail_ids: tuple[int, ...] = ()
+    """The tail (`RowsPayload.tail`) as text; sent with the first feed."""
+
+    @property
+    def segments(self) -> list[Segment | TextSegment]:
+        """All rows of the feed, by position. They must continue where the earlier rows end, without gaps."""
+        rows = () if self.payload is None else self.payload.segments
+        return sorted((*rows, *self.text), key=lambda segment: segment.first_position)
 
     @property
     def shared_block(self) -> SharedBlock | None:

@@ -45,6 +45,8 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     """`package.module:Class` of the edge's producer half, if this stage sends rows."""
     output_queue: QueueSpec | None = None
     input_queue: QueueSpec | None = None
+    row_table: bool = False
+    """This stage looks up the rows of text tokens in a table that its model provides."""
     progress: ProgressSpec | None = None
     """Where the worker reports during startup."""
     has_low_gpu_priority: bool = False

@@ -45,7 +45,8 @@ class Answer:
     prompt_tokens: int
     text_ids: tuple[int, ...]
     """Includes the end token if the model generated it."""
-    codes: tuple[int, ...]  # T, the stop code excluded
+    codes: tuple[int, ...]
+    """[T], frame by frame, the stop code excluded."""
     streamed: Samples  # [num_samples], 24 kHz
     whole: Samples | None
     """[num_samples], the same codes decoded in one window; None if there are none or too many for a

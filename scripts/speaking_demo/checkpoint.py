@@ -12,7 +12,7 @@ from transformers import (
     Qwen2_5OmniTalkerForConditionalGeneration,
 )
 
-from scripts.demo_checkpoint.config import (
+from scripts.demo_checkpoint.qwen2_5_omni.config import (
     CODEC_END,
     CODEC_PAD,
     CODEC_START,
@@ -20,7 +20,7 @@ from scripts.demo_checkpoint.config import (
     demo_model_config,
     write_configs,
 )
-from scripts.demo_checkpoint.sizes import (
+from scripts.demo_checkpoint.qwen2_5_omni.sizes import (
     AudioSize,
     DemoSize,
     DiTSize,
@@ -28,8 +28,8 @@ from scripts.demo_checkpoint.sizes import (
     VisionSize,
     VocoderSize,
 )
-from scripts.demo_checkpoint.tokenizer import TokenIds, write_word_tokenizer
-from scripts.demo_checkpoint.weights import fill
+from scripts.demo_checkpoint.qwen2_5_omni.tokens import TokenIds, write_word_tokenizer
+from scripts.demo_checkpoint.qwen2_5_omni.weights import fill
 from scripts.speaking_demo import codes, dit, talker, thinker, vocabulary
 from scripts.speaking_demo.rows import WIDTH
 from scripts.speaking_demo.tokenizer import plain_vocabulary

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig
 
-from scripts.demo_checkpoint.tokenizer import TokenIds
+from scripts.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
 from scripts.speaking_demo import checkpoint, codes, snake, training, vocabulary
 from scripts.speaking_demo.training import Report, Schedule
 

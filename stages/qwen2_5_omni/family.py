@@ -10,6 +10,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 from omni_server.family import (
     CodecLayout,
+    DefaultConfigs,
     DiffusionPrompt,
     EmbeddingsPrompt,
     HfOverrides,
@@ -58,6 +59,9 @@ class Qwen25OmniFamily:
         "stages.qwen2_5_omni.thinker",
         "stages.qwen2_5_omni.talker",
         "stages.qwen2_5_omni.code2wav.model",
+    )
+    default_configs: DefaultConfigs | None = DefaultConfigs(
+        gpu="qwen2_5_omni", cpu="qwen2_5_omni.cpu", demo="qwen2_5_omni.demo-cpu"
     )
 
     def open(self, model_dir: Path) -> "Qwen25OmniModel":
@@ -132,7 +136,9 @@ class Qwen25OmniModel:
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         return task_messages(task)
 
-    def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
+    def embeddings_prompt(
+        self, stage: str, source_ids: Sequence[int], *, voice: str | None
+    ) -> EmbeddingsPrompt:
         """Returns the ids that the reference passes to its logits processors, repetition penalty included.
 
         Rows replace the embeddings at the thinker's positions. At the last two positions, row and codec

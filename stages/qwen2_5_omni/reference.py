@@ -1,9 +1,5 @@
 """The reference: transformers' Qwen2.5-Omni, decoding greedily but forced along this server's answer.
 
-It is forced token by token and records every step at which it would have chosen another token. Forcing
-changes nothing as long as it agrees, so no difference means equal answers. After a first difference, where
-two free generations would have nothing in common any more, the comparison continues.
-
 Fixes for transformers 5.19, which otherwise deviates from its authors' model:
 - `generate()` drops an attention mask of ones, and without one the talker neither adds the codec pad and
   start embeddings to the end of its prompt nor computes M-RoPE positions. A padded batch does both, and so
@@ -21,24 +17,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
-from PIL import Image
 from torch.overrides import TorchFunctionMode
-from transformers import (
-    AutoProcessor,
-    BatchFeature,
-    LogitsProcessor,
-    LogitsProcessorList,
-    Qwen2_5OmniForConditionalGeneration,
-)
+from transformers import AutoProcessor, BatchFeature, Qwen2_5OmniForConditionalGeneration
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniTalkerForConditionalGeneration,
     Qwen2_5OmniToken2WavDiTModel,
 )
 
-from omni_server.reference import Difference, ReferenceAnswer, ReferenceJob
-from omni_server.types import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
+from omni_server.reference import ReferenceAnswer, ReferenceJob
+from omni_server.types import ChatMessage, TextPart
+from stages.forced_reference import ForcedChoice, along, forced_steps, one_each, prefixed, processed
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
-from stages.qwen2_5_omni.prompt import template_part
 
 # Copied from the model card, not imported from `prompt.py`: the comparison covers the server's copy too.
 _SPEECH_SYSTEM_PROMPT = ChatMessage(
@@ -50,33 +39,6 @@ _SPEECH_SYSTEM_PROMPT = ChatMessage(
         ),
     ),
 )
-
-
-class ForcedChoice(LogitsProcessor):
-    """`steps` holds the allowed tokens of each step: one, or all that end the answer."""
-
-    def __init__(self, steps: Sequence[tuple[int, ...]]) -> None:
-        self._steps = steps
-        self._num_done = 0
-        self.differences: list[Difference] = []
-
-    @property
-    def num_steps(self) -> int:
-        return len(self._steps)
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.Tensor:
-        """`scores`: float32 [1, vocabulary]. Keeps the best allowed token only."""
-        allowed = self._steps[self._num_done]
-        row = scores[0]
-        ours = max(allowed, key=lambda token: float(row[token]))
-        best = int(row.argmax())
-        if best not in allowed:
-            margin, largest = float(row[best] - row[ours]), float(row[row.isfinite()].abs().max())
-            self.differences.append(Difference(self._num_done, ours, best, margin, largest))
-        self._num_done += 1
-        forced = torch.full_like(scores, -torch.inf)
-        forced[0, ours] = 0.0
-        return forced
 
 
 class _NothingToSpeakError(Exception):
@@ -169,12 +131,12 @@ class Qwen25OmniReference:
             tokenized = self._processor.tokenizer(job.given_text, add_special_tokens=False)
             given_ids = tuple(tokenized["input_ids"])
             # The thinker's last token is not spoken, so an end token follows the text.
-            text = ForcedChoice([*_each(given_ids), self._text_ends])
+            text = ForcedChoice([*one_each(given_ids), self._text_ends])
         else:
-            text = ForcedChoice(_steps(job.text_ids, self._text_ends, job.max_text_tokens))
+            text = ForcedChoice(forced_steps(job.text_ids, self._text_ends, job.max_text_tokens))
         codes, waveform = ForcedChoice([]), np.zeros(0, np.float32)
         if job.voice is None or text.num_steps == 1:  # the last token is not spoken
-            thinker = _along(text, job.repetition_penalties["thinker"])
+            thinker = along(text, job.repetition_penalties["thinker"])
             self._model.thinker.generate(**inputs, **thinker, use_audio_in_video=False)
         else:
             codes, waveform = self._speak(inputs, job, text)
@@ -191,13 +153,13 @@ class Qwen25OmniReference:
     ) -> tuple[ForcedChoice, npt.NDArray[np.float32]]:
         talker = self._model.talker
         stops = (talker.codec_pad_token, talker.codec_eos_token)
-        codes = ForcedChoice(_steps(job.codes, stops, job.max_codes))
+        codes = ForcedChoice(forced_steps(job.codes, stops, job.max_codes))
         try:
             _, waveform = self._model.generate(
                 **inputs,
                 speaker=job.voice,
-                **_prefixed("thinker", _along(text, job.repetition_penalties["thinker"])),
-                **_prefixed("talker", _along(codes, job.repetition_penalties["talker"])),
+                **prefixed("thinker", along(text, job.repetition_penalties["thinker"])),
+                **prefixed("talker", along(codes, job.repetition_penalties["talker"])),
                 talker_eos_token_id=list(stops),
             )
         except _NothingToSpeakError:
@@ -209,47 +171,8 @@ class Qwen25OmniReference:
         messages = job.messages
         if job.voice is not None and not any(message.role == "system" for message in messages):
             messages = (_SPEECH_SYSTEM_PROMPT, *messages)
-        rendered = self._processor.apply_chat_template(
-            [{"role": m.role, "content": [template_part(part) for part in m.content]} for m in messages],
-            add_generation_prompt=True,
-            tokenize=False,
-        )
-        parts = [part for message in messages for part in message.content]
-        media: dict[str, object] = {}
-        if sounds := [part.samples for part in parts if isinstance(part, AudioPart)]:
-            media["audio"] = sounds
-        if pictures := [Image.fromarray(part.pixels) for part in parts if isinstance(part, ImagePart)]:
-            media["images"] = pictures
-        if videos := [part for part in parts if isinstance(part, VideoPart)]:
-            media["videos"] = [torch.from_numpy(video.frames).permute(0, 3, 1, 2) for video in videos]
-            # All frames unchanged; transformers derives seconds per grid from the rate.
-            media["videos_kwargs"] = {"fps": videos[0].fps, "do_sample_frames": False}
-        inputs = self._processor(text=[rendered], return_tensors="pt", **media)
+        inputs = processed(self._processor, messages)
         return inputs.to(self._model.device).to(self._model.thinker.dtype)
-
-
-def _steps(ids: tuple[int, ...], ends: tuple[int, ...], limit: int) -> list[tuple[int, ...]]:
-    """The tokens of an answer, plus any end token if it ended before the limit with an unknown one."""
-    has_ended = bool(ids) and ids[-1] in ends
-    return [*_each(ids), ends] if len(ids) < limit and not has_ended else _each(ids)
-
-
-def _each(ids: Sequence[int]) -> list[tuple[int, ...]]:
-    return [(token,) for token in ids]
-
-
-def _along(choice: ForcedChoice, repetition_penalty: float) -> dict[str, object]:
-    """Arguments for `generate`."""
-    return {
-        "repetition_penalty": repetition_penalty,
-        "do_sample": False,
-        "max_new_tokens": choice.num_steps,
-        "logits_processor": LogitsProcessorList([choice]),
-    }
-
-
-def _prefixed(prefix: str, arguments: dict[str, object]) -> dict[str, object]:
-    return {f"{prefix}_{name}": value for name, value in arguments.items()}
 
 
 def _ids(value: int | Sequence[int]) -> tuple[int, ...]:

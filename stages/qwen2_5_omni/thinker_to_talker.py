@@ -21,6 +21,8 @@ from stages.qwen2_5_omni.ids import read_special_ids
 class ThinkerToTalker:
     """Implements `stages.runtime.row_producer.RowProducer`."""
 
+    hidden_layer: int | None = None
+
     def __init__(self, model: nn.Module, model_dir: Path) -> None:
         ids = read_special_ids(model_dir)
         voices = load_voices(model_dir)

@@ -7,8 +7,15 @@ from copy import deepcopy
 
 from transformers import PreTrainedConfig, Qwen3OmniMoeConfig
 
-TALKER, CODE2WAV = "Qwen3OmniTalkerStage", "Qwen3OmniCode2WavStage"
+THINKER, TALKER, CODE2WAV = "Qwen3OmniThinkerStage", "Qwen3OmniTalkerStage", "Qwen3OmniCode2WavStage"
 """Names of the model classes in vLLM's registry."""
+
+
+def thinker_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The whole config; vLLM's thinker reads its part of it, and ours the talker's projection."""
+    if isinstance(config, Qwen3OmniMoeConfig):
+        config.architectures = [THINKER]
+    return config
 
 
 def talker_config(config: PreTrainedConfig) -> PreTrainedConfig:

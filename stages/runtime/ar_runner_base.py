@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_rank
+from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.sequence import IntermediateTensors
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
@@ -17,9 +18,10 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, M
 
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, RowsRequest, decode_request
-from stages.runtime.embeddings_in import RowOverlay
-from stages.runtime.embeddings_out import PendingRows, RowEmitter
+from stages.runtime.embeddings_in import HasRowTable, RowOverlay
+from stages.runtime.embeddings_out import PendingRows, RowEmitter, last_sent
 from stages.runtime.frame_predictor import CodeHistory, PendingCodes, frame_predictor
+from stages.runtime.row_producer import RowProducer
 from stages.runtime.stage_step import StepBatch, TakenSlot, attach_findings, attached_step, stage_config
 
 VllmRunner: Any = object
@@ -33,6 +35,7 @@ class RowRunnerMixin(VllmRunner):
     """Extends one of vLLM's model runners, below an adapter."""
 
     device: torch.device
+    use_aux_hidden_state_outputs: bool
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -43,7 +46,9 @@ class RowRunnerMixin(VllmRunner):
         """Set if the model predicts codes for the sampled tokens."""
         self.num_resumed = 0
         self._known: set[str] = set()
-        self._senders: set[str] = set()  # known on every rank; only one rank has the emitter
+        # Position behind the last row that is sent. Known on every rank; only one rank has the emitter.
+        self._senders: dict[str, float] = {}
+        self._has_hidden_layer = False
         self._slot: TakenSlot | None = None
         self._input_rows: torch.Tensor | None = None
 
@@ -59,6 +64,7 @@ class RowRunnerMixin(VllmRunner):
             producer_class = resolve_obj_by_qualname(config.row_producer.replace(":", "."))
             # Every rank needs a producer: it looks up embeddings, which is a collective operation.
             producer = producer_class(self.get_model(), Path(config.model_dir))
+            self._use_hidden_layer(producer)
             if get_tensor_model_parallel_rank() == 0:
                 self.row_emitter = RowEmitter(producer, config.output_queue, self.device)
         if config.num_predicted:
@@ -68,6 +74,24 @@ class RowRunnerMixin(VllmRunner):
                 max_model_len=self.vllm_config.model_config.max_model_len,
                 device=self.device,
             )
+        if config.row_table:
+            model = self.get_model()
+            if not isinstance(model, HasRowTable):
+                raise TypeError(f"{type(model).__name__} has no table of rows for text ids")
+            self.row_overlay.use_table(model.row_table())
+
+    def _use_hidden_layer(self, producer: RowProducer) -> None:
+        """Lets the model return the hidden state that the producer needs, as it does for EAGLE 3."""
+        if producer.hidden_layer is None:
+            return
+        model = self.get_model()
+        if not supports_eagle3(model):
+            raise TypeError(f"{type(model).__name__} does not return the hidden states of a layer")
+        if self.use_aux_hidden_state_outputs:
+            raise ValueError("a stage that sends a layer's hidden states cannot draft from hidden states")
+        model.set_aux_hidden_state_layers((producer.hidden_layer,))
+        self.use_aux_hidden_state_outputs = True
+        self._has_hidden_layer = True
 
     # -- request lifecycle
 
@@ -96,7 +120,7 @@ class RowRunnerMixin(VllmRunner):
             case RowsInput() as rows_input:
                 self.row_overlay.announce(request.req_id, rows_input)
             case RowsOutput() as rows_output if self.stage_config.row_producer is not None:
-                self._senders.add(request.req_id)
+                self._senders[request.req_id] = last_sent(rows_output)
                 if self.row_emitter is None:
                     return
                 token_ids = list(request.prompt_token_ids or ())
@@ -110,7 +134,7 @@ class RowRunnerMixin(VllmRunner):
     def _forget(self, request_id: str) -> None:
         """Drop the state of an ended (not merely preempted) request."""
         self._known.discard(request_id)
-        self._senders.discard(request_id)
+        self._senders.pop(request_id, None)
         self.row_overlay.remove(request_id)
         if self.code_history is not None:
             self.code_history.remove(request_id)
@@ -128,8 +152,14 @@ class RowRunnerMixin(VllmRunner):
             self.code_history.add_embeddings(inputs_embeds, batch)
         if len(self.row_overlay):
             self.row_overlay.apply(inputs_embeds, batch)
-        if not self._senders.isdisjoint(batch.request_ids):
+        if self._sends_rows(batch):
             self._input_rows = inputs_embeds[: batch.total_tokens].clone()
+
+    def _sends_rows(self, batch: StepBatch) -> bool:
+        """Whether the step may compute rows that are sent."""
+        if self._senders.keys().isdisjoint(batch.request_ids):
+            return False
+        return any(first < self._senders.get(request_id, 0) for request_id, first, _, _ in batch.parts())
 
     def _computed_step(self) -> tuple[StepBatch, torch.Tensor]:
         """The batch whose forward pass has run, and its token ids `[>= num_tokens]`."""
@@ -140,7 +170,7 @@ class RowRunnerMixin(VllmRunner):
         if state is None or not self._senders:
             return None
         batch, token_ids = self._computed_step()
-        if self._senders.isdisjoint(batch.request_ids):
+        if not self._sends_rows(batch):
             return None
         input_rows, self._input_rows = self._input_rows, None
         if input_rows is None:
@@ -148,7 +178,8 @@ class RowRunnerMixin(VllmRunner):
             input_rows = self.get_model().embed_input_ids(token_ids[: batch.total_tokens])
         if self.row_emitter is None:
             return None
-        return self.row_emitter.emit(batch, state.hidden_states, input_rows, self._slot)
+        hidden = state.aux_hidden_states[0] if self._has_hidden_layer else state.hidden_states
+        return self.row_emitter.emit(batch, hidden, input_rows, self._slot)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepOutput:
         """Takes the rows before sampling, from the same step whose tokens `super()` returns."""

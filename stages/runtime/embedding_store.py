@@ -6,9 +6,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from omni_server.protocol.rows import InlineBlock, RowDtype, RowsFeed, RowsInput, RowsPayload, Segment
+from omni_server.protocol.rows import (
+    InlineBlock,
+    RowDtype,
+    RowsFeed,
+    RowsInput,
+    RowsPayload,
+    Segment,
+    SharedBlock,
+    TextSegment,
+)
 from omni_server.transport.slab_queue import SlabQueue
-from stages.runtime.row_producer import ROW_DTYPES
+from stages.runtime.row_producer import DTYPE_NAMES, ROW_DTYPES
 
 Row = npt.NDArray[np.uint8]
 """The bytes of one row, `[row_bytes]`. Never modified while referenced."""
@@ -27,7 +36,8 @@ class StoredRows:
     rows: list[Row] = field(default_factory=list)  # by absolute position
     tail: list[Row] = field(default_factory=list)
     is_final: bool = False
-    positions: list[torch.Tensor] = field(default_factory=list)  # each [3, n]
+    positions: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    """M-RoPE positions `[3, n]` of the n rows from an index on, in order."""
     position_delta: int = 0
 
     def row(self, position: int) -> Row:
@@ -52,13 +62,21 @@ class StoredRows:
     def sequence_positions(self, num_positions: int) -> tuple[torch.Tensor, int] | None:
         """M-RoPE positions `[3, num_positions]` and delta of this stage's prompt, or None if none were sent.
 
-        After the producer's prompt, positions continue as `index + delta`.
+        Rows without positions are text: they begin above the greatest position so far. After the last row
+        with one, positions continue as `index + delta`.
         """
         if not self.positions:
             return None
-        known = torch.cat(self.positions, 1)
-        missing = torch.arange(known.shape[1], max(num_positions, known.shape[1])) + self.position_delta
-        return torch.cat([known, missing.expand(3, -1)], 1)[:, :num_positions], self.position_delta
+        parts: list[torch.Tensor] = []
+        length = next_position = 0
+        for first, given in self.positions:
+            between = torch.arange(first - length) + next_position
+            parts += [between.expand(3, -1), given]
+            length = first + given.shape[1]
+            next_position = max(next_position + len(between), int(given.max()) + 1)
+        behind = torch.arange(length, max(num_positions, length)) + self.position_delta
+        parts.append(behind.expand(3, -1))
+        return torch.cat(parts, 1)[:, :num_positions], self.position_delta
 
 
 class RowStore:
@@ -73,6 +91,13 @@ class RowStore:
         self._requests: dict[str, StoredRows] = {}
         self._refused: set[str] = set()
         self._format: tuple[int, RowDtype] | None = None
+        self._table: npt.NDArray[np.uint8] | None = None  # [vocabulary, row_bytes]
+
+    def use_table(self, rows: torch.Tensor) -> None:
+        """Look up the rows of text in `rows`, `[vocabulary, width]` on the CPU, which must not change. Rows
+        that arrive are converted to its dtype."""
+        self._table = rows.contiguous().view(torch.uint8).numpy()
+        self._format = rows.shape[1], DTYPE_NAMES[rows.dtype]
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -82,7 +107,7 @@ class RowStore:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Requires that a row has arrived."""
+        """Requires a table, or that a row has arrived."""
         assert self._format is not None
         return ROW_DTYPES[self._format[1]]
 
@@ -91,26 +116,23 @@ class RowStore:
             self._requests.setdefault(request_id, StoredRows()).num_replaced = rows_input.num_replaced
 
     def add(self, request_id: str, feed: RowsFeed) -> None:
-        """Copy the feed's rows and release its reference.
+        """Copy the feed's rows and release its reference; look up those of text.
 
-        Raises `ValueError` for a stale reference, a gap in the positions, rows of another width or dtype, or
-        a final length above the number of rows.
+        Raises `ValueError` for a stale reference, a gap in the positions, rows of another width or dtype, a
+        text id without a row, or a final length above the number of rows.
         """
-        payload = feed.payload
-        if payload is not None:
-            block = payload.block
-            if isinstance(block, InlineBlock):
-                self._copy(request_id, payload, np.frombuffer(block.data, np.uint8))
-            else:
-                if self._queue is None:
-                    raise ValueError("rows came through shared memory, but this stage has no input queue")
-                self._queue.check(block)
-                try:
-                    self._copy(
-                        request_id, payload, np.frombuffer(self._queue.slot_buffer(block.slot), np.uint8)
-                    )
-                finally:
-                    self._queue.finish(block, self._consumer)
+        block = None if feed.payload is None else feed.payload.block
+        if isinstance(block, SharedBlock):
+            if self._queue is None:
+                raise ValueError("rows came through shared memory, but this stage has no input queue")
+            self._queue.check(block)
+            try:
+                self._take(request_id, feed, np.frombuffer(self._queue.slot_buffer(block.slot), np.uint8))
+            finally:
+                self._queue.finish(block, self._consumer)
+        else:
+            data = block.data if isinstance(block, InlineBlock) else b""
+            self._take(request_id, feed, np.frombuffer(data, np.uint8))
         if feed.final_length is not None and request_id not in self._refused:
             request = self._requests.setdefault(request_id, StoredRows())
             if feed.final_length > len(request.rows):
@@ -127,29 +149,59 @@ class RowStore:
         self._refused.discard(request_id)
         self._requests.pop(request_id, None)
 
-    def _copy(self, request_id: str, payload: RowsPayload, block: npt.NDArray[np.uint8]) -> None:
-        if request_id in self._refused:
+    def _take(self, request_id: str, feed: RowsFeed, block: npt.NDArray[np.uint8]) -> None:
+        """`block`: the bytes of the payload."""
+        payload = feed.payload
+        if request_id in self._refused or (payload is None and not feed.text):
             return
         request = self._requests.setdefault(request_id, StoredRows())
-        self._format = self._format or (payload.width, payload.dtype)
-        if self._format != (payload.width, payload.dtype):
-            raise ValueError(f"rows of {payload.width} {payload.dtype} after rows of {self._format}")
-        row_bytes = payload.width * ROW_DTYPES[payload.dtype].itemsize
-
-        def copied(segment: Segment) -> list[Row]:
-            end = segment.offset + segment.num_rows * row_bytes
-            if not 0 <= segment.offset <= end <= len(block):
-                raise ValueError(f"{segment.num_rows} rows from byte {segment.offset} on of {len(block)}")
-            return list(block[segment.offset : end].reshape(segment.num_rows, row_bytes).copy())
-
-        for segment in payload.segments:
+        positions, num_located = None, 0
+        if payload is not None:
+            self._check_format(payload)
+            if payload.positions_offset is not None and payload.num_positions:
+                flat = np.frombuffer(block, np.int32, 3 * payload.num_positions, payload.positions_offset)
+                positions = torch.from_numpy(flat.reshape(3, -1).astype(np.int64))
+                request.position_delta = payload.position_delta
+            if payload.tail is not None and not request.tail:
+                request.tail = self._copied(payload, payload.tail, block)
+        if feed.tail_ids and not request.tail:
+            request.tail = self._looked_up(feed.tail_ids)
+        for segment in feed.segments:
             first = len(request.rows)
             if segment.first_position != first:
                 raise ValueError(f"rows from position {segment.first_position}, but {first} rows are there")
-            request.rows += copied(segment)
-        if payload.tail is not None and not request.tail:
-            request.tail = copied(payload.tail)
-        if payload.positions_offset is not None and payload.num_positions:
-            flat = np.frombuffer(block, np.int32, 3 * payload.num_positions, payload.positions_offset)
-            request.positions.append(torch.from_numpy(flat.reshape(3, -1).astype(np.int64)))
-            request.position_delta = payload.position_delta
+            if isinstance(segment, TextSegment):
+                request.rows += self._looked_up(segment.token_ids)
+                continue
+            assert payload is not None
+            request.rows += self._copied(payload, segment, block)
+            if positions is not None and num_located < positions.shape[1]:
+                located = positions[:, num_located : num_located + segment.num_rows]
+                request.positions.append((first, located))
+                num_located += located.shape[1]
+
+    def _check_format(self, payload: RowsPayload) -> None:
+        self._format = self._format or (payload.width, payload.dtype)
+        width, dtype = self._format
+        if payload.width != width or (payload.dtype != dtype and self._table is None):
+            raise ValueError(f"rows of {payload.width} {payload.dtype} after rows of {self._format}")
+
+    def _copied(self, payload: RowsPayload, segment: Segment, block: npt.NDArray[np.uint8]) -> list[Row]:
+        row_bytes = payload.width * ROW_DTYPES[payload.dtype].itemsize
+        end = segment.offset + segment.num_rows * row_bytes
+        if not 0 <= segment.offset <= end <= len(block):
+            raise ValueError(f"{segment.num_rows} rows from byte {segment.offset} on of {len(block)}")
+        rows = block[segment.offset : end].reshape(segment.num_rows, row_bytes).copy()
+        if ROW_DTYPES[payload.dtype] != self.dtype:
+            converted = torch.from_numpy(rows).view(ROW_DTYPES[payload.dtype]).to(self.dtype)
+            rows = converted.view(torch.uint8).numpy()
+        return list(rows)
+
+    def _looked_up(self, token_ids: tuple[int, ...]) -> list[Row]:
+        table = self._table
+        if table is None:
+            raise ValueError("text ids came, but this stage has no rows of text")
+        unknown = [token_id for token_id in token_ids if not 0 <= token_id < len(table)]
+        if unknown:
+            raise ValueError(f"text id {unknown[0]} has no row among {len(table)}")
+        return [table[token_id] for token_id in token_ids]

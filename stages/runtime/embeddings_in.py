@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass
 from operator import is_
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -34,13 +34,12 @@ class _Fed:
         """Count the rows of a feed. If they are not the next ones, counts nothing and returns an error
         message."""
         end = self.num_rows
-        if feed.payload is not None:
-            if not feed.payload.segments:
-                return "a message without rows"
-            for segment in feed.payload.segments:
-                if segment.first_position != end:
-                    return f"rows from position {segment.first_position}, but {end} rows have come"
-                end += segment.num_rows
+        if feed.payload is not None and not feed.payload.segments:
+            return "a message without rows"
+        for segment in feed.segments:
+            if segment.first_position != end:
+                return f"rows from position {segment.first_position}, but {end} rows have come"
+            end += segment.num_rows
         if feed.final_length is not None and feed.final_length > end:
             return f"{end} rows have come of {feed.final_length}"
         self.num_rows = end
@@ -113,6 +112,16 @@ class FeedTracker:
 
 
 # -- the worker's half
+
+
+@runtime_checkable
+class HasRowTable(Protocol):
+    """The model of a stage that gets text as ids (`omni_server.config.pipeline.Embeddings.text_ids`)."""
+
+    def row_table(self) -> torch.Tensor:
+        """Returns the rows of all text tokens, by id: `[vocabulary, width]` on the CPU. Called once, on every
+        rank, when the weights have been loaded."""
+        ...
 
 
 class RowOverlay(RowStore):

@@ -1,7 +1,8 @@
 """Embeddings out: sends the rows of requests that feed another stage with the step that computed them."""
 
 import logging
-from collections.abc import Set
+import math
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,15 +12,21 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from omni_server.protocol.corruption import Corruption
-from omni_server.protocol.rows import InlineBlock, RowsOutput, RowsPayload, Segment, SharedBlock, encode
+from omni_server.protocol.rows import (
+    InlineBlock,
+    RowsOutput,
+    RowsPayload,
+    Segment,
+    SharedBlock,
+    SourceSpan,
+    encode,
+)
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
-from stages.runtime.row_producer import ROW_DTYPES, RowProducer
+from stages.runtime.row_producer import DTYPE_NAMES, RowProducer
 from stages.runtime.stage_step import StepBatch, TakenSlot, open_queue
 
 logger = logging.getLogger(__name__)
-
-_DTYPE_NAMES = {dtype: name for name, dtype in ROW_DTYPES.items()}
 
 
 @dataclass
@@ -30,8 +37,35 @@ class _Source:
     prompt_mask: npt.NDArray[np.bool_] | None
     prompt_positions: tuple[torch.Tensor, int] | None
     boundary: torch.Tensor
+    spans: tuple[SourceSpan, ...] | None
+    """If set, `prompt_positions` are those of the consumer's prompt."""
+    last_sent: float
+    """No row is sent from this position on."""
     next_position: int = 0
     """High-water mark: positions below it were sent. A preemption recomputes but does not resend them."""
+
+    def runs(self, first: int, count: int, flat_offset: int) -> "list[_Run]":
+        """What to send of `count` computed positions from `first`."""
+        if self.spans is None:
+            return [_Run(first, count, flat_offset, first)]
+        runs = []
+        for span in self.spans:
+            start = max(first, span.source_first)
+            end = min(first + count, span.source_first + span.count)
+            if span.has_rows and start < end:
+                target_first = span.target_first + start - span.source_first
+                runs.append(_Run(start, end - start, flat_offset + start - first, target_first))
+        return runs
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Consecutive computed rows."""
+
+    first: int  # position of the first one
+    count: int
+    flat_offset: int  # index in the flat batch
+    target_first: int  # position in the consumer's prompt; with spans only
 
 
 @dataclass(frozen=True)
@@ -40,9 +74,11 @@ class _Part:
 
     batch_index: int
     source: _Source
-    first: int  # position of the first row that is sent
-    count: int
-    flat_offset: int  # index in the flat batch
+    runs: list[_Run]  # not empty
+
+    @property
+    def count(self) -> int:
+        return sum(run.count for run in self.runs)
 
 
 @dataclass(frozen=True)
@@ -70,15 +106,25 @@ class _SlabLayout:
     def add(self, part: _Part, block: SharedBlock | InlineBlock) -> _Message:
         """Offsets in the message are relative to the slab, or to the inline block, in which the rows precede
         the extras."""
-        source, first, count = part.source, part.first, part.count
-        boundary, prompt_length, last = source.boundary, source.prompt_length, first + count
-        row_bytes = self._width * self._dtype.itemsize
+        source, row_bytes = part.source, self._width * self._dtype.itemsize
         rows_at, extras_at = self._next_row, self.num_bytes
-        self._next_row += count * row_bytes
+        self._next_row += part.count * row_bytes
         is_inline = isinstance(block, InlineBlock)
         offset = 0 if is_inline else rows_at
-        extras_shift = count * row_bytes - extras_at if is_inline else 0
+        extras_shift = part.count * row_bytes - extras_at if is_inline else 0
+        add = self._whole if source.spans is None else self._spans
+        payload = add(part, block, offset, extras_shift)
+        rows, extras = slice(rows_at, self._next_row), slice(extras_at, self.num_bytes)
+        return _Message(part.batch_index, payload, rows, extras)
 
+    def _whole(
+        self, part: _Part, block: SharedBlock | InlineBlock, offset: int, extras_shift: int
+    ) -> RowsPayload:
+        """All rows of the part, which begin at `offset`, with boundary and tail. Add `extras_shift` to
+        the offsets of extras."""
+        source, (run,) = part.source, part.runs
+        first, count, last = run.first, run.count, run.first + run.count
+        boundary, prompt_length = source.boundary, source.prompt_length
         in_prompt = max(0, min(last, prompt_length) - first)
         segments = []
         if in_prompt:
@@ -87,6 +133,7 @@ class _SlabLayout:
                 boundary_at = self._put(boundary.to(self._dtype)) + extras_shift
                 segments.append(Segment(prompt_length, len(boundary), boundary_at))
         if count > in_prompt:
+            row_bytes = self._width * self._dtype.itemsize
             behind = Segment(
                 first + in_prompt + len(boundary), count - in_prompt, offset + in_prompt * row_bytes
             )
@@ -99,11 +146,11 @@ class _SlabLayout:
         tail = None
         if first == 0:
             tail = Segment(0, len(self._tail), self._put(self._tail.to(self._dtype)) + extras_shift)
-        payload = RowsPayload(
+        return RowsPayload(
             prompt_length=prompt_length,
             num_generated_rows=max(0, last - prompt_length),
             width=self._width,
-            dtype=_DTYPE_NAMES[self._dtype],
+            dtype=DTYPE_NAMES[self._dtype],
             block=block,
             segments=tuple(segments),
             tail=tail,
@@ -111,8 +158,31 @@ class _SlabLayout:
             num_positions=in_prompt if positions_offset is not None else 0,
             position_delta=delta,
         )
-        rows, extras = slice(rows_at, self._next_row), slice(extras_at, self.num_bytes)
-        return _Message(part.batch_index, payload, rows, extras)
+
+    def _spans(
+        self, part: _Part, block: SharedBlock | InlineBlock, offset: int, extras_shift: int
+    ) -> RowsPayload:
+        """The rows of spans at the consumer's positions. For the arguments, see `_whole`."""
+        row_bytes, segments = self._width * self._dtype.itemsize, []
+        for run in part.runs:
+            segments.append(Segment(run.target_first, run.count, offset))
+            offset += run.count * row_bytes
+        positions_offset, delta = None, 0
+        if part.source.prompt_positions is not None:
+            positions, delta = part.source.prompt_positions
+            of_runs = [positions[:, run.target_first : run.target_first + run.count] for run in part.runs]
+            positions_offset = self._put(torch.cat(of_runs, 1).to(torch.int32)) + extras_shift
+        return RowsPayload(
+            prompt_length=part.source.prompt_length,
+            num_generated_rows=0,
+            width=self._width,
+            dtype=DTYPE_NAMES[self._dtype],
+            block=block,
+            segments=tuple(segments),
+            positions_offset=positions_offset,
+            num_positions=part.count if positions_offset is not None else 0,
+            position_delta=delta,
+        )
 
     def _put(self, extra: torch.Tensor) -> int:
         offset = self.num_bytes
@@ -194,11 +264,15 @@ class RowEmitter:
     ) -> None:
         """`prompt_positions`: M-RoPE positions `[3, len(prompt_token_ids)]` and delta; None without
         M-RoPE."""
+        if output.spans is not None and prompt_positions is not None:
+            prompt_positions = target_positions(prompt_positions[0], output.spans)
         self._sources[request_id] = _Source(
             len(prompt_token_ids) - output.num_reply,
             self._producer.prompt_mask(prompt_token_ids, modalities),
             prompt_positions,
             self._producer.boundary_rows(output.voice),
+            output.spans,
+            last_sent(output),
         )
 
     def remove(self, request_id: str) -> None:
@@ -209,8 +283,9 @@ class RowEmitter:
     ) -> PendingRows | None:
         """Start sending the rows of this step. Returns None if no request in it has new rows.
 
-        `hidden` and `embeds` are `[>= num_tokens, width]`: the model's last hidden state and its input. With
-        a shared-memory queue the scheduler must have taken a `slot`, which is returned here if not needed.
+        `hidden` and `embeds` are `[>= num_tokens, hidden_size]`: the hidden state that the producer needs,
+        and the model's input. With a shared-memory queue the scheduler must have taken a `slot`, which is
+        returned here if not needed.
         """
         parts = self._parts(batch)
         if not parts:
@@ -242,7 +317,7 @@ class RowEmitter:
         parts = []
         for index, (request_id, first, count, offset) in enumerate(batch.parts()):
             source = self._sources.get(request_id)
-            if source is None:
+            if source is None or first >= source.last_sent:
                 continue
             start, end = source.next_position, first + count
             if start < first:
@@ -252,26 +327,29 @@ class RowEmitter:
                 )
             if start < end:
                 source.next_position = end
-                parts.append(_Part(index, source, start, end - start, offset + start - first))
+                runs = source.runs(start, end - start, offset + start - first)
+                if runs:
+                    parts.append(_Part(index, source, runs))
         return parts
 
     def _rows(self, parts: list[_Part], hidden: torch.Tensor, embeds: torch.Tensor) -> torch.Tensor:
         """Concatenates the rows of all parts, `[num_rows, width]`, into a new tensor on the device: with CUDA
         graphs, `hidden` and `embeds` are static buffers that the next replay overwrites."""
-        num_rows = sum(part.count for part in parts)
-        start, end = parts[0].flat_offset, parts[-1].flat_offset + parts[-1].count
+        runs = [(part.source, run) for part in parts for run in part.runs]
+        num_rows = sum(run.count for _, run in runs)
+        start, end = runs[0][1].flat_offset, runs[-1][1].flat_offset + runs[-1][1].count
         if end - start == num_rows:  # one contiguous range
             hidden, embeds = hidden[start:end], embeds[start:end]
         else:
-            ranges = [np.arange(part.flat_offset, part.flat_offset + part.count) for part in parts]
+            ranges = [np.arange(run.flat_offset, run.flat_offset + run.count) for _, run in runs]
             index = async_tensor_h2d(np.concatenate(ranges), hidden.device)
             hidden, embeds = hidden[index], embeds[index]
         mask, offset = np.zeros(num_rows, np.bool_), 0
-        for part in parts:
-            if part.source.prompt_mask is not None:
-                of_part = part.source.prompt_mask[part.first : part.first + part.count]
-                mask[offset : offset + len(of_part)] = of_part
-            offset += part.count
+        for source, run in runs:
+            if source.prompt_mask is not None:
+                of_run = source.prompt_mask[run.first : run.first + run.count]
+                mask[offset : offset + len(of_run)] = of_run
+            offset += run.count
         without = async_tensor_h2d(mask, hidden.device) if mask.any() else None
         return self._producer.rows(hidden, embeds, without)
 
@@ -285,6 +363,38 @@ class RowEmitter:
             copied = torch.cuda.Event(blocking=True)
             copied.record(self._copy_stream)
         return copied
+
+
+def last_sent(output: RowsOutput) -> float:
+    """The producer's position behind the last one whose row is sent; infinity if there is no last one."""
+    if output.spans is None:
+        return math.inf
+    return max((span.source_first + span.count for span in output.spans if span.has_rows), default=0)
+
+
+def target_positions(positions: torch.Tensor, spans: Sequence[SourceSpan]) -> tuple[torch.Tensor, int]:
+    """The M-RoPE positions `[3, n]` of the consumer's prompt up to the end of the last span, and the delta
+    behind it. `positions` `[3, prompt]` are those of the producer's prompt.
+
+    Source: `get_rope_index` in transformers, which the reference calls with the consumer's own prompt. Spans
+    that follow each other without a gap in the producer's prompt keep their positions relative to each other.
+    Each such run, and the positions between two runs, begin above the greatest position so far.
+    """
+    parts: list[torch.Tensor] = []
+    length = next_position = 0
+    source_end, shift = -1, torch.zeros(())
+    for span in spans:
+        if span.target_first > length:
+            parts.append((torch.arange(span.target_first - length) + next_position).expand(3, -1))
+            next_position += span.target_first - length
+            source_end = -1
+        of_span = positions[:, span.source_first : span.source_first + span.count]
+        if span.source_first != source_end:
+            shift = next_position - of_span[:, :1]
+        parts.append(of_span + shift)
+        length, source_end = span.target_first + span.count, span.source_first + span.count
+        next_position = max(next_position, int(parts[-1].max()) + 1)
+    return torch.cat(parts, 1), next_position - length
 
 
 def _pin(queue: SlabQueue) -> None:

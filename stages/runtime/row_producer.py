@@ -18,12 +18,18 @@ ROW_DTYPES: dict[RowDtype, torch.dtype] = {
 }
 """Possible dtypes of rows."""
 
+DTYPE_NAMES: dict[torch.dtype, RowDtype] = {dtype: name for name, dtype in ROW_DTYPES.items()}
+
 
 class RowProducer(Protocol):
     """Runs in the producing worker after the model is loaded.
 
     Constructed as `RowProducer(model, model_dir)`, where `model` is the stage's vLLM model.
     """
+
+    hidden_layer: int | None
+    """The hidden state that `rows` gets: what this many decoder layers have made of the input, before any
+    norm. None: the last one, which the model returns."""
 
     def __init__(self, model: nn.Module, model_dir: Path) -> None: ...
 
@@ -32,7 +38,8 @@ class RowProducer(Protocol):
     ) -> torch.Tensor:
         """Returns rows `[n, width]` as a new tensor.
 
-        `hidden` and `embeds` `[n, width]` are the model's last hidden state and its input at these positions.
+        `hidden` and `embeds` `[n, hidden_size]` are a hidden state of the model (`hidden_layer`) and its
+        input at these positions.
         `without_embedding` `[n]` (bool) marks positions set in `prompt_mask`.
         """
         ...
@@ -42,9 +49,11 @@ class RowProducer(Protocol):
         ...
 
     def boundary_rows(self, voice: str) -> torch.Tensor:
-        """Rows between the last prompt row and the first generated row, `[k, width]` on the CPU."""
+        """Rows between the last prompt row and the first generated row, `[k, width]` on the CPU. Unused on an
+        edge with text ids."""
         ...
 
     def tail_rows(self) -> torch.Tensor:
-        """Rows that follow the last row, `[t, width]` on the CPU. The final one repeats."""
+        """Rows that follow the last row, `[t, width]` on the CPU. The final one repeats. Unused on an edge
+        with text ids."""
         ...

@@ -32,6 +32,7 @@ from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batching_delay import BatchingDelay, BatchingScheduler
 from stages.runtime.embeddings_in import FeedTracker
+from stages.runtime.embeddings_out import last_sent
 from stages.runtime.grammar_limits import GrammarCompilers, GrammarRefusedError, GrammarWatch, WatchedGrammar
 from stages.runtime.stage_outputs import (
     LoadReport,
@@ -58,7 +59,7 @@ class StageScheduler(BatchingScheduler):
         self._output_queue: SlabQueue | None = open_queue(config.output_queue)
         self._has_codes = config.num_predicted > 0
         self._feeds = FeedTracker(open_queue(config.input_queue))
-        self._senders: set[str] = set()
+        self._senders: dict[str, float] = {}  # position behind the last row that is sent
         self._token_blocks: dict[str, TokenBlock] = {}
         self._findings: dict[str, Corruption] = {}  # requests to end with the next output
         self._is_output_full = False
@@ -86,8 +87,8 @@ class StageScheduler(BatchingScheduler):
         match decode_request(extra[REQUEST_KEY]) if REQUEST_KEY in extra else None:
             case RowsInput():
                 self._feeds.announce(request.request_id)
-            case RowsOutput():
-                self._senders.add(request.request_id)
+            case RowsOutput() as output:
+                self._senders[request.request_id] = last_sent(output)
                 # A token found in the prefix cache is not computed and would have no row.
                 request.skip_reading_prefix_cache = True
         super().add_request(request)
@@ -106,7 +107,7 @@ class StageScheduler(BatchingScheduler):
         """Called wherever requests end. vLLM collects their ids in `finished_req_ids` until the next step."""
         for request_id in self.finished_req_ids:
             self._findings.pop(request_id, None)
-            self._senders.discard(request_id)
+            self._senders.pop(request_id, None)
             self._token_blocks.pop(request_id, None)
             self._grammars.pop(request_id, None)
             self._feeds.forget(request_id)
@@ -116,10 +117,14 @@ class StageScheduler(BatchingScheduler):
     def _may_run(self, request: Request) -> bool:
         if request.request_id in self._findings:
             return False
-        if self._is_output_full and request.request_id in self._senders:
+        if self._is_output_full and self._sends_rows(request):
             return False
         next_position = request.num_tokens + request.num_output_placeholders - 1
         return self._feeds.has_row(request.request_id, next_position)
+
+    def _sends_rows(self, request: Request) -> bool:
+        """Whether the request's next step may compute rows that are sent."""
+        return request.num_computed_tokens < self._senders.get(request.request_id, 0)
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         is_ready: bool = super()._handle_blocked_waiting_request(request)
@@ -136,9 +141,12 @@ class StageScheduler(BatchingScheduler):
                 # is in the future: + 2 skips exactly this call.
                 eligible = self.current_step + 2
                 request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
+        # vLLM advances `num_computed_tokens` when it schedules a request.
+        requests = self.requests if self._senders else {}
+        sending = {name for name, request in requests.items() if self._sends_rows(request)}
         output: SchedulerOutput = super().schedule(throttle_prefills)
         slot = None
-        if self._output_queue is not None and not self._senders.isdisjoint(output.num_scheduled_tokens):
+        if self._output_queue is not None and not sending.isdisjoint(output.num_scheduled_tokens):
             taken = self._output_queue.take()
             assert taken is not None, "requests that send rows were scheduled without a free slot"
             slot = TakenSlot(*taken)

@@ -55,7 +55,7 @@ def snr_db(result: torch.Tensor, reference: torch.Tensor) -> float:
 def token2wav() -> Qwen2_5OmniToken2WavModel:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     folder = Path(scripts.demo_checkpoint.__file__).parent
-    config = json.loads((folder / "qwen2_5_omni_7b.config.json").read_text())["token2wav_config"]
+    config = json.loads((folder / "qwen2_5_omni" / "7b.config.json").read_text())["token2wav_config"]
     return random_token2wav(Qwen2_5OmniToken2WavConfig(**config), "cuda")
 
 

@@ -31,6 +31,19 @@ def other_sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen3-Omni's demo checkpoint."""
+    folder = tmp_path_factory.mktemp("qwen3") / "checkpoint"
+    return make_demo_checkpoint(folder, family="qwen3_omni")
+
+
+@pytest.fixture(scope="session")
+def qwen3_wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen3_wide") / "checkpoint"
+    return make_demo_checkpoint(folder, family="qwen3_omni", size="wide")
+
+
+@pytest.fixture(scope="session")
 def reference(checkpoint: Path) -> Reference:
     return Reference(checkpoint)
 

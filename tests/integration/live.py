@@ -26,7 +26,11 @@ GREEDY_TALKER = SamplingConfig(temperature=0.0, repetition_penalty=1.05, max_tok
 
 def demo_config(**changes: Any) -> StageConfig:
     """The shipped demo config, changed: `stages={"talker": {...}}`, `queue={...}`, `chunks={...}`."""
-    raw = load_stage_config(DEMO_CONFIG).model_dump(by_alias=True)
+    return changed_config(load_stage_config(DEMO_CONFIG), **changes)
+
+
+def changed_config(config: StageConfig, **changes: Any) -> StageConfig:
+    raw = config.model_dump(by_alias=True)
     for name, fields in changes.pop("stages", {}).items():
         engine_args = fields.pop("engine_args", {})
         raw["stages"][name].update(fields)

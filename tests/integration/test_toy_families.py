@@ -22,7 +22,7 @@ from transformers import Qwen2ForCausalLM
 
 from omni_server.audio.filters import Resampler
 from tests.integration.server_process import MODEL, ServerProcess, wait_until
-from tests.toy_families import branched, image_only, predicting, speech_only, text_only
+from tests.toy_families import branched, image_only, predicting, speech_only, spelled, text_only
 from tests.toy_families.decoding import SAMPLE_RATE_HZ, render, waveform
 from tests.toy_families.image_only import SLOW_S
 from tests.toy_families.toy import END, FIRST_CODE, NUM_CODES, make_checkpoint
@@ -42,7 +42,11 @@ def served(
         stage |= {"engine_args": CPU_ARGS, "dtype": "float32"}
     config.write_text(yaml.safe_dump(document | {"stages": stages}))
     server = ServerProcess(
-        checkpoint, folder / "log.txt", "--stage-config", str(config), has_queue=family == "branched"
+        checkpoint,
+        folder / "log.txt",
+        "--stage-config",
+        str(config),
+        has_queue=family in ("branched", "spelled"),
     )
     try:
         with server.client() as client:
@@ -355,5 +359,83 @@ def test_four_stages_with_a_branch_answer_in_text_and_speech(tmp_path: Path) -> 
         wav = base64.b64decode(answer.json()["choices"][0]["message"]["audio"]["data"])
         samples, rate = soundfile.read(io.BytesIO(wav), dtype="float32")
         assert rate == 24_000
+        assert samples.shape == wanted.shape
+        assert np.abs(samples - wanted).max() < 1e-4
+
+
+def spelled_reference(
+    checkpoint: Path, prompt: str, num_text: int, num_codes: int
+) -> tuple[list[int], list[int]]:
+    """Text and codec tokens, greedy, of the voice "High". The last token of the text is spoken, too."""
+    model = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    text = greedy_ids(checkpoint, prompt, num_text)
+    order = {byte: number for number, byte in enumerate(_byte_order())}
+    ids = [order[byte] for byte in prompt.encode()]
+    with torch.inference_mode():
+        embed = model.get_input_embeddings()
+        layers = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        is_media = torch.tensor(ids) == spelled.MEDIA
+        rows = torch.where(is_media[:, None], layers[spelled.LAYER][0], embed(torch.tensor(ids)))
+        spoken = [*embed(torch.tensor(text)), *[embed(torch.tensor(END))] * num_codes]
+        inputs = [*rows, embed(torch.tensor(ord("H"))) + embed(torch.tensor(branched.BEGIN[0]))]
+        inputs.append(spoken[0] + embed(torch.tensor(branched.BEGIN[1])))
+        codes: list[int] = []
+        while len(codes) < num_codes:
+            logits = model(inputs_embeds=torch.stack(inputs)[None]).logits[0, -1]
+            codes.append(FIRST_CODE + int(logits[FIRST_CODE:].argmax()))
+            inputs.append(embed(torch.tensor(codes[-1])) + spoken[len(codes)])
+    return text, codes
+
+
+def test_text_reaches_the_speaker_as_ids_and_media_as_rows(tmp_path: Path) -> None:
+    num_text, num_frames = 9, 12
+    greedy = {"temperature": 0, "ignore_eos": True}
+    stages = {
+        "writer": {"max_model_len": 512, "max_num_batched_tokens": 32},
+        "speaker": {"max_model_len": 512, "default_sampling": {"temperature": 0, "max_tokens": 400}},
+        "vocoder": {"max_model_len": 64},
+    }
+    prompts = ["Say this.", "** and *", "A prompt of more than one step * whose media * are far apart **."]
+
+    def body(prompt: str) -> dict[str, Any]:
+        return {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": prompt}],
+            "modalities": ["text", "audio"],
+            "audio": {"voice": "High", "format": "wav"},
+            "max_tokens": num_text,
+            "stage_sampling": {"speaker": greedy | {"max_tokens": 4 * num_frames}},
+        } | greedy
+
+    with served(tmp_path, branched.WRITER, "spelled", stages) as (client, server):
+        alone = [client.post("/v1/chat/completions", json=body(prompt)) for prompt in prompts]
+        with ThreadPoolExecutor(6) as pool:
+            together = list(
+                pool.map(lambda prompt: client.post("/v1/chat/completions", json=body(prompt)), prompts * 2)
+            )
+        endless = body(prompts[2]) | {
+            "stream": True,
+            "max_tokens": 400,
+            "stage_sampling": {"speaker": greedy | {"max_tokens": 400}},
+            "audio": {"voice": "Low", "format": "pcm16"},
+        }
+        with client.stream("POST", "/v1/chat/completions", json=endless) as stream:
+            next(stream.iter_lines())  # and then the client is gone
+        wait_until(lambda: not busy(client, 5), 60.0, lambda: server.log)
+        given = client.post(
+            "/v1/audio/speech",
+            json={"model": MODEL, "input": "abc", "voice": "High", "response_format": "wav"},
+        )
+    assert given.status_code == 200, given.text
+    resampler_rate = 24_000
+    for prompt, answers in zip(prompts * 3, [*alone, *together], strict=True):
+        assert answers.status_code == 200, answers.text
+        _, codes = spelled_reference(tmp_path / "checkpoint", prompt, num_text, 4 * num_frames)
+        resampler = Resampler(SAMPLE_RATE_HZ, resampler_rate)
+        wanted = waveform(np.array(codes).reshape(num_frames, 4) - FIRST_CODE, 0, "High")
+        wanted = np.concatenate([resampler.push(wanted), resampler.flush()])
+        wav = base64.b64decode(answers.json()["choices"][0]["message"]["audio"]["data"])
+        samples, rate = soundfile.read(io.BytesIO(wav), dtype="float32")
+        assert rate == resampler_rate
         assert samples.shape == wanted.shape
         assert np.abs(samples - wanted).max() < 1e-4

@@ -21,7 +21,9 @@ class BranchedModel(SpeechModel):
     row_width = HIDDEN_SIZE
     extra_rows_per_request = 2  # the voice's row and the one after the text
 
-    def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
+    def embeddings_prompt(
+        self, stage: str, source_ids: Sequence[int], *, voice: str | None
+    ) -> EmbeddingsPrompt:
         return EmbeddingsPrompt((PAD,) * len(source_ids) + BEGIN, len(source_ids))
 
 

@@ -10,6 +10,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.errors import InvalidRequestError
 from omni_server.family import (
     CodecLayout,
+    DefaultConfigs,
     DiffusionPrompt,
     EmbeddingsPrompt,
     NeededFile,
@@ -92,7 +93,9 @@ class ToyModel:
             raise InvalidRequestError("this model does not listen")
         return (ChatMessage("user", (TextPart(task.text),)),)
 
-    def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
+    def embeddings_prompt(
+        self, stage: str, source_ids: Sequence[int], *, voice: str | None
+    ) -> EmbeddingsPrompt:
         raise NotImplementedError(stage)
 
     def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
@@ -107,6 +110,7 @@ class ToyFamily:
 
     reference: str | None = None
     engine_modules: tuple[str, ...] = ()
+    default_configs: DefaultConfigs | None = None
 
     def needed_files(self) -> tuple[NeededFile, ...]:
         return (NeededFile(("tokenizer.json",), "the tokenizer"),)

@@ -59,10 +59,10 @@ def wav(samples: int, rate: int = 24_000) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def spoken(text_tokens: int, codec_tokens: int) -> tuple[bytes, ...]:
+def spoken(text_tokens: int, codec_tokens: int, num_samples: int | None = None) -> tuple[bytes, ...]:
     """A whole answer of omni-server: two deltas of text, two of audio that hold one and three quarters of
     it."""
-    samples = 480 * codec_tokens
+    samples = 480 * codec_tokens if num_samples is None else num_samples
     return (
         frame(chunk({"role": "assistant", "content": None, "audio": {"id": "audio_1", "transcript": ""}})),
         frame(chunk({"audio": {"transcript": "Hello"}})),

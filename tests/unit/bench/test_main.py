@@ -72,6 +72,20 @@ def test_a_closed_loop_counts_what_was_streamed(start: Start, tmp_path: Path) ->
     assert (run.server.model, run.server.version, run.workload.codec_tokens) == ("scripted", "1.2.3", 40)
 
 
+def test_answers_of_a_codec_with_other_frames_have_the_length_that_was_asked_for(
+    start: Start, tmp_path: Path
+) -> None:
+    """Frames of 1,920 samples, of which the first loses 555, as with Qwen3-Omni."""
+    server = start(lambda body, number: Reply(spoken(8, 40, 40 * 1920 - 555)))
+    frames = ("--samples-per-codec-token", "1920", "--sample-tolerance")
+    run_once = (*SMALL, "--concurrency", "1", "--requests-per-client", "1", *frames)
+
+    code, run = bench(server, tmp_path, *run_once, "555")
+    assert (code, run.levels[0].rows[0].samples) == (0, 40 * 1920 - 555)
+    code, run = bench(server, tmp_path, *run_once, "554")
+    assert (code, run.levels[0].rows[0].failure) == (1, "76245 samples instead of 76800")
+
+
 def test_what_is_sent_names_the_first_model_and_its_first_voice_and_is_never_the_same(
     start: Start, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError, StageDeadError
 from omni_server.media.limits import MediaLimits
 from scripts.demo_checkpoint import make_demo_checkpoint
-from scripts.demo_checkpoint.genuine import genuine_model_config
+from scripts.demo_checkpoint.qwen2_5_omni.genuine import genuine_model_config
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from omni_server.config.chunk_plan import BusyChunks, ChunkPlan, PacingConfig
+from omni_server.config.pipeline import installed_families
 from omni_server.config.stage_config import QueueConfig, StageConfig
 from omni_server.config.stages import RESERVED_ENGINE_ARGS, ArStage, DiffusionStage
 from stages.qwen2_5_omni.options import Code2WavChunks, Code2WavStage, SolverConfig
@@ -216,7 +217,8 @@ def test_a_deployment_without_stages_is_refused() -> None:
 
 def test_an_unknown_family_is_refused_with_those_that_are_installed() -> None:
     assert refusal(deployment_with("model_family", "gpt_5")) == (
-        "model_family 'gpt_5': no model family 'gpt_5' is installed; installed are qwen2_5_omni"
+        "model_family 'gpt_5': no model family 'gpt_5' is installed; installed are "
+        f"{', '.join(installed_families())}"
     )
     assert refusal(deployment_with("model_family", "stages.nothing:FAMILY")).startswith(
         "model_family 'stages.nothing:FAMILY': cannot import stages.nothing"

@@ -1,6 +1,7 @@
 """The environment that an engine's process gets."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +11,7 @@ from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, available_cpu_co
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.load import find_shipped_config, load_stage_config
+from omni_server.config.pipeline import Embeddings
 from omni_server.config.stages import ArStage
 from omni_server.engine import launcher
 from omni_server.engine.construction import BuiltEngine
@@ -19,7 +21,8 @@ from omni_server.engine.mps import MpsDaemon
 from omni_server.engine.process_files import TempFolder
 from omni_server.engine.start_progress import StartProgress
 from omni_server.family import ModelFamily
-from omni_server.protocol.runtime_config import QueueSpec
+from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
+from stages.qwen2_5_omni.family import PIPELINE
 
 CONFIG = load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu"))
 
@@ -72,6 +75,43 @@ async def test_engines_share_the_cores_while_they_load_and_vllm_may_reduce_them_
     assert not os.environ.keys() & {"OMP_NUM_THREADS", OMP_NUM_THREADS_SET_BY_VLLM}, (
         "the server goes on as it was"
     )
+
+
+def speaking_family(payload: Embeddings) -> Any:
+    """Declares the pipeline of `CONFIG`, with this payload between its language models."""
+    edges = tuple(
+        replace(edge, payload=payload) if edge.source == "thinker" else edge for edge in PIPELINE.edges
+    )
+    return SimpleNamespace(pipeline=replace(PIPELINE, edges=edges))
+
+
+TEXT_ID_FAMILY = speaking_family(Embeddings(text_ids=True))
+
+
+@pytest.mark.parametrize(
+    ("family", "has_table"), [("stages.qwen2_5_omni:FAMILY", False), (f"{__name__}:TEXT_ID_FAMILY", True)]
+)
+async def test_a_stage_that_gets_text_as_ids_looks_up_its_rows(
+    family: str, has_table: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built: dict[str, StageRuntimeConfig] = {}
+
+    async def build_engine(name: str, _: Any, arguments: Any, **__: Any) -> BuiltEngine[AsyncLLM]:
+        built[name] = arguments.additional_config
+        return BuiltEngine(cast(AsyncLLM, None), cast(EngineProcesses, None))
+
+    monkeypatch.setattr(launcher, "build_engine", build_engine)
+    builder = builder_in(tmp_path)
+    builder.config = CONFIG.model_copy(update={"model_family": family})
+    with StartProgress(lambda line: None) as progress:
+        for name in ("thinker", "talker"):
+            stage = CONFIG.stages[name]
+            assert isinstance(stage, ArStage)
+            await builder.build_ar(name, stage, progress)
+    assert {name: runtime.row_table for name, runtime in built.items()} == {
+        "thinker": False,
+        "talker": has_table,
+    }
 
 
 async def test_threads_that_the_operator_has_set_stay(

@@ -20,11 +20,11 @@ from omni_server.engine.engine_handle import EngineLife
 from omni_server.engine.feed_outbox import FeedOutbox
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.errors import CorruptDataError
-from omni_server.family import CodecLayout
+from omni_server.family import CodecLayout, TextRows
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.request_graph import ArTask, AudioTask, RequestGraph, TextOutput
 from omni_server.orchestrator.request_run import RequestRun
-from omni_server.orchestrator.row_feeder import RowFeeder
+from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
 from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_parser import ToolParser
@@ -256,8 +256,10 @@ class Stages:
         tool_parser: ToolParser | None = None,
         reply: tuple[int, ...] | None = None,
         frames: TokenFrames = ONE_CODEBOOK,
+        text_rows: TextRows | None = None,
     ) -> RequestRun:
-        """`reply` are the tokens of a given text, "given"."""
+        """`reply` are the tokens of a given text, "given". With `text_rows`, text reaches the talker as ids;
+        its prompt has one more position than they."""
         prompt = RenderedPrompt(PROMPT_IDS, None)
         if reply is not None:
             prompt = RenderedPrompt(PROMPT_IDS + reply, None, "given", len(reply))
@@ -273,10 +275,12 @@ class Stages:
                 frames=frames,
                 stop_ids=(STOP_CODE,),
             )
-            feeder = RowFeeder(
-                self.talker.outbox, num_first_rows=FIRST_GENERATED, is_limited=detokenize is not None
-            )
             talker, talker_prompt = cast(ArHandle, self.talker), (8,) * NUM_PROMPT + (6, 7)
+            is_limited = detokenize is not None
+            feeder = RowFeeder(self.talker.outbox, num_first_rows=FIRST_GENERATED, is_limited=is_limited)
+            if text_rows is not None:
+                feeder = TextRowFeeder(self.talker.outbox, text_rows, is_limited=is_limited)
+                talker_prompt = (8,) * (len(text_rows.row_ids) + 1)
             graph.add(graph.audio)
             speaker = graph.add(
                 ArTask(graph, talker, talker_prompt, SamplingParams(), graph.audio, source=feeder)

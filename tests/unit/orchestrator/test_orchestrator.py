@@ -31,10 +31,13 @@ from omni_server.family import (
     FamilyModel,
     PlaceholderIds,
     Prompt,
+    SourceSpan,
+    TextRows,
 )
 from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.protocol.rows import (
     REQUEST_KEY,
+    RowsInput,
     RowsOutput,
     RowsPayload,
     Segment,
@@ -89,7 +92,9 @@ class FakeFamily:
         assert isinstance(task, ReadAloud)
         return (ChatMessage("user", (TextPart(f"read {task.text}"),)),)
 
-    def embeddings_prompt(self, stage: str, source_ids: Sequence[int]) -> EmbeddingsPrompt:
+    def embeddings_prompt(
+        self, stage: str, source_ids: Sequence[int], *, voice: str | None
+    ) -> EmbeddingsPrompt:
         return EmbeddingsPrompt((8,) * len(source_ids) + (6, 7), len(source_ids))
 
     def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
@@ -220,6 +225,47 @@ async def test_a_given_text_is_no_part_of_the_prompt_and_is_not_sampled() -> Non
     (params,) = pipeline.thinker.params
     assert params.max_tokens == 1
     assert decode_request(params.extra_args[REQUEST_KEY]) == RowsOutput(voice="Ada", num_reply=3)
+    await run.aclose()
+
+
+SPEECH_TEXT = TextRows((5, 6, 7, 8), (SourceSpan(1, 0, 2, has_rows=False),), (3, 4))
+SPEECH_MEDIA = TextRows(
+    (5, -1, 7, 8), (SourceSpan(1, 0, 1, has_rows=False), SourceSpan(2, 1, 1, has_rows=True)), (3, 4)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [(SPEECH_TEXT, None), (SPEECH_MEDIA, RowsOutput(voice="Bob", spans=SPEECH_MEDIA.spans))],
+)
+async def test_only_rows_of_media_are_asked_for_where_text_goes_as_ids(
+    monkeypatch: pytest.MonkeyPatch, text: TextRows, wanted: RowsOutput | None
+) -> None:
+    asked: list[tuple[str, Sequence[int], str | None]] = []
+
+    def embeddings_prompt(
+        self: FakeFamily, stage: str, source_ids: Sequence[int], *, voice: str | None
+    ) -> EmbeddingsPrompt:
+        asked.append((stage, source_ids, voice))
+        return EmbeddingsPrompt((9,) * 5, 2, text)
+
+    monkeypatch.setattr(FakeFamily, "embeddings_prompt", embeddings_prompt)
+    pipeline = Pipeline()
+    run = await pipeline.orchestrator.submit(request(voice="Bob"))
+    await settle()
+    assert asked == [("talker", pipeline.thinker.prompt, "Bob")]
+    (params,) = pipeline.thinker.params
+    given = params.extra_args.get(REQUEST_KEY)
+    assert (None if given is None else decode_request(given)) == wanted
+    if wanted is not None:
+        sink = pipeline.thinker.stream.row_sink
+        assert sink is not None
+        sink(RowsPayload(6, 0, 4, "float32", SharedBlock(0, 1, 0), (Segment(1, 1, 0),)))
+    pipeline.thinker.stream.send(20, text="a")
+    await settle()
+    assert pipeline.talker.prompts == [(9,) * 5]
+    assert decode_request(pipeline.talker.params[0].extra_args[REQUEST_KEY]) == RowsInput(num_replaced=2)
+    assert pipeline.talker.stream.feeds[-1].text[-1].token_ids[-1] == 20
     await run.aclose()
 
 

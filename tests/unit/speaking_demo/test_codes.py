@@ -3,8 +3,8 @@
 import torch
 from tokenizers import Tokenizer
 
-from scripts.demo_checkpoint.config import CODES
-from scripts.demo_checkpoint.tokenizer import TokenIds
+from scripts.demo_checkpoint.qwen2_5_omni.config import CODES
+from scripts.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
 from scripts.speaking_demo import checkpoint, codes, vocabulary
 from scripts.speaking_demo.codes import BLOCKS, LONGEST, NUM_SOUNDS, SILENT_STEPS, STEPS, Codebook
 from scripts.speaking_demo.talker import Speech

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoConfig, Qwen2_5OmniForConditionalGeneration
 
-from scripts.demo_checkpoint.config import CODEC_END, CODES
-from scripts.demo_checkpoint.tokenizer import TokenIds
+from scripts.demo_checkpoint.qwen2_5_omni.config import CODEC_END, CODES
+from scripts.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
 from scripts.speaking_demo import checkpoint, codes, dit, talker, thinker, training, vocabulary
 from scripts.speaking_demo.codes import Codebook
 from scripts.speaking_demo.rows import embeddings

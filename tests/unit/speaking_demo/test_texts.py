@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from scripts.demo_checkpoint.tokenizer import TokenIds
+from scripts.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
 from scripts.speaking_demo import checkpoint, vocabulary
 from scripts.speaking_demo.items import Texts
 from scripts.speaking_demo.thinker import Chats

@@ -25,6 +25,8 @@ VOICES = ("Ada", "Bob")
 class FakeProducer:
     """A `RowProducer`: rows are sums, but at media tokens only what the model made of them."""
 
+    hidden_layer: int | None = None
+
     def __init__(
         self, model: nn.Module | None = None, model_dir: Path = Path(), *, num_boundary: int = 1
     ) -> None:

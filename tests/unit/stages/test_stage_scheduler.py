@@ -3,14 +3,15 @@
 from pathlib import Path
 
 import pytest
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
-from omni_server.protocol.rows import RowsFeed, SharedBlock
+from omni_server.protocol.rows import RowsFeed, RowsOutput, SharedBlock, SourceSpan
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.stage_scheduler import AsyncStageScheduler, StageScheduler
 from tests.unit.stages.row_stream import inline_spec
 from tests.unit.stages.scheduling import (
+    BLOCK_SIZE,
     AnyScheduler,
     Worker,
     consume,
@@ -247,6 +248,47 @@ def test_only_steps_with_rows_take_a_slot(
     thinker.add_request(sending("speech", 3))
     worker.step()
     assert worker.steps[-1].slot is not None
+
+
+def sending_media(request_id: str, prompt_length: int, *, media: int) -> Request:
+    """A thinker's request of which one row is wanted, that of position `media`."""
+    spans = SourceSpan(0, 0, media, has_rows=False), SourceSpan(media, media, 1, has_rows=True)
+    return request(request_id, prompt_length, RowsOutput(voice="Ada", spans=spans))
+
+
+def test_steps_behind_the_last_media_take_no_slot(
+    thinker: StageScheduler, shared: tuple[QueueSpec, SlabQueue]
+) -> None:
+    worker, queue = Worker(thinker, shared[1]), shared[1]
+    thinker.add_request(sending_media("a", PROMPT, media=2))
+    worker.step()
+    assert worker.steps[-1].slot is not None
+    assert queue.num_in_use() == 0
+    worker.step()
+    assert worker.steps[-1].slot is None
+
+
+def test_a_full_queue_does_not_hold_back_a_request_whose_rows_have_all_been_sent(
+    thinker: StageScheduler, shared: tuple[QueueSpec, SlabQueue]
+) -> None:
+    worker, queue = Worker(thinker, shared[1]), shared[1]
+    thinker.add_request(sending_media("old", PROMPT, media=2))
+    worker.step()
+    thinker.add_request(sending("speech", 3))
+    for _ in range(queue.capacity):
+        worker.answer(worker.schedule(), senders=frozenset({"speech"}))
+    assert queue.num_in_use() == queue.capacity
+    thinker.add_request(sending_media("new", PROMPT, media=2))
+    assert worker.step() == {"old": 1}
+
+
+def test_a_request_that_sends_no_rows_reads_the_prefix_cache(thinker: StageScheduler) -> None:
+    """As one whose talker gets text only."""
+    worker = Worker(thinker)
+    thinker.add_request(request("first", 2 * BLOCK_SIZE, None, max_tokens=1))
+    worker.step()
+    thinker.add_request(request("second", 2 * BLOCK_SIZE, None))
+    assert worker.step() == {"second": BLOCK_SIZE}
 
 
 def test_a_full_queue_holds_back_only_requests_that_send_rows(

@@ -209,7 +209,7 @@ def test_the_talkers_prompt_ids_are_the_references(
     result = reference.run(
         wanted.messages, wanted.voice, thinker_max_tokens=3, talker_max_tokens=1, ignore_eos=True
     )
-    prompt = model.embeddings_prompt("talker", result.prompt_ids)
+    prompt = model.embeddings_prompt("talker", result.prompt_ids, voice=None)
     assert prompt.token_ids == result.talker_prompt_ids
     assert prompt.num_replaced == len(result.prompt_ids)
 

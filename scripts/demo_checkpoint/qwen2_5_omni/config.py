@@ -1,17 +1,14 @@
-"""The JSON files of the demo checkpoint: config, generation defaults and preprocessors.
+"""The JSON files of a demo checkpoint: config, generation defaults and preprocessors.
 
 Key names and their nesting follow the published Qwen2.5-Omni-7B files.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.demo_checkpoint.sizes import DemoSize, TextSize
-from scripts.demo_checkpoint.tokenizer import TokenIds
-
-Json = dict[str, object]
-"""One JSON object to write to a file."""
+from scripts.demo_checkpoint.json_files import Json, dump
+from scripts.demo_checkpoint.qwen2_5_omni.sizes import DemoSize, TextSize
+from scripts.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
 
 CODEC_VOCABULARY = 8448
 CODES = 8193
@@ -38,14 +35,14 @@ _AUDIO_RATE_HZ, _AUDIO_HOP = 16_000, 160
 
 def write_configs(folder: Path, model: Json, ids: TokenIds, preprocessing: Preprocessing) -> None:
     """Write `model` as config.json, plus generation_config.json and preprocessor_config.json."""
-    _dump(folder / "config.json", model)
+    dump(folder / "config.json", model)
     generation: Json = {
         "bos_token_id": ids.end_of_text,
         "eos_token_id": [ids.im_end, ids.end_of_text],
         "pad_token_id": ids.end_of_text,
         "do_sample": False,
     }
-    _dump(folder / "generation_config.json", generation)
+    dump(folder / "generation_config.json", generation)
     preprocessor: Json = {
         "processor_class": "Qwen2_5OmniProcessor",
         "feature_extractor_type": "WhisperFeatureExtractor",
@@ -69,7 +66,7 @@ def write_configs(folder: Path, model: Json, ids: TokenIds, preprocessing: Prepr
         "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711],
     }
-    _dump(folder / "preprocessor_config.json", preprocessor)
+    dump(folder / "preprocessor_config.json", preprocessor)
 
 
 def demo_model_config(size: DemoSize, ids: TokenIds, dtype: str) -> Json:
@@ -248,7 +245,3 @@ def _bigvgan(size: DemoSize) -> Json:
         "resblock_kernel_sizes": list(size.vocoder.resblock_kernels),
         "resblock_dilation_sizes": [[1, 3, 5]] * len(size.vocoder.resblock_kernels),
     }
-
-
-def _dump(path: Path, content: Json) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -7,31 +7,26 @@ the repetition penalty, while the first and the second choice stay far apart com
 """
 
 import math
-import zlib
-from collections.abc import Iterable
 
 import torch
 from torch import nn
 from transformers import Qwen2_5OmniForConditionalGeneration
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniTalkerForConditionalGeneration,
-    Qwen2_5OmniThinkerForConditionalGeneration,
     Qwen2_5OmniToken2WavModel,
 )
 
-from scripts.demo_checkpoint.config import CODEC_END, CODEC_PAD, CODEC_START, CODES
-from scripts.demo_checkpoint.tokenizer import TokenIds
+from scripts.demo_checkpoint.end_token import end_row
+from scripts.demo_checkpoint.qwen2_5_omni.config import CODEC_END, CODEC_PAD, CODEC_START, CODES
+from scripts.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
+from scripts.demo_checkpoint.random_values import normal
+from scripts.demo_checkpoint.text_head import shape_text_head
 
 _POSITION_GAIN = 1.5
 """Scale of query and key biases. Rotated, they score a pair by distance alone, about the square of this,
 which makes a wrong position as visible as a wrong token."""
 _CONTENT_GAIN = 1.3
 """Scale of query and key matrices: attention selects few positions instead of averaging over the prompt."""
-_TEXT_LOGITS = 2.5
-"""Standard deviation of the thinker's logits; about 2.9 times this is the largest of its few hundred
-words."""
-_TEXT_END = 0.025
-"""Chance of the end token per greedy step: replies have tens of tokens."""
 _CODEC_LOGITS = 2.0
 _CODEC_SPREAD = 0.25
 """Spread of the logarithm of row lengths. Some codes win more often than others, so codes repeat and the
@@ -59,11 +54,18 @@ def fill(model: Qwen2_5OmniForConditionalGeneration, ids: TokenIds, seed: int) -
         for name, parameter in module.named_parameters(recurse=False):
             full_name = f"{module_name}.{name}"
             mean, std = _distribution(module, module_name, name, parameter)
-            parameter.copy_(mean + std * _normal(full_name, parameter.shape, seed))
+            parameter.copy_(mean + std * normal(full_name, parameter.shape, seed))
             filled.add(id(parameter))
     if len(filled) != len(list(model.parameters())):
         raise AssertionError("a parameter of the model was not filled")
-    _shape_text_head(model.thinker, ids, seed)
+    shape_text_head(
+        model.thinker.lm_head,
+        model.thinker.model,
+        spoken=ids.spoken,
+        end=ids.im_end,
+        opening=[ids.im_end, ids.newline, ids.im_start, ids.assistant, ids.newline],
+        seed=seed,
+    )
     _shape_codec_head(model.talker, model.thinker.get_input_embeddings().weight[ids.tts_pad], seed)
     model.token2wav.code2wav_dit_model.proj_out.bias += _MEL_LEVEL
     _calibrate_vocoder(model.token2wav, seed)
@@ -75,17 +77,11 @@ def speakers(ids: TokenIds, seed: int, num_frames: int) -> dict[str, dict[str, i
     return {
         name: {
             "bos_token": token,
-            "cond": _normal(f"{name}.cond", (1, 192), seed),
-            "ref_mel": _MEL_LEVEL + 1.5 * _normal(f"{name}.ref_mel", (1, num_frames, 80), seed),
+            "cond": normal(f"{name}.cond", (1, 192), seed),
+            "ref_mel": _MEL_LEVEL + 1.5 * normal(f"{name}.ref_mel", (1, num_frames, 80), seed),
         }
         for name, token in ids.speakers.items()
     }
-
-
-def _normal(name: str, shape: Iterable[int], seed: int) -> torch.Tensor:
-    # a hash, because torch's generator takes no more than 32 bits of a seed
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-    return torch.randn(tuple(shape), generator=generator)
 
 
 def _distribution(
@@ -113,22 +109,6 @@ def _distribution(
     raise AssertionError(f"no rule for parameter {module_name}.{name} of {kind}")
 
 
-def _shape_text_head(thinker: Qwen2_5OmniThinkerForConditionalGeneration, ids: TokenIds, seed: int) -> None:
-    """Keep only the rows of words and <|im_end|>: others give logit 0, far below the words' largest."""
-    weight = thinker.lm_head.weight
-    rows = weight.clone()
-    weight.zero_()
-    spoken = torch.tensor(ids.spoken)
-    weight[spoken] = rows[spoken] * _TEXT_LOGITS
-    babble = spoken[torch.randint(len(spoken), (400,), generator=torch.Generator().manual_seed(seed))]
-    opening = torch.tensor([ids.im_end, ids.newline, ids.im_start, ids.assistant, ids.newline])
-    prompts = torch.cat([babble.view(8, 50), opening.expand(8, -1)], 1)
-    replying = thinker.model(input_ids=babble[None]).last_hidden_state[0]
-    begun = thinker.model(input_ids=prompts).last_hidden_state[:, -1]
-    common = torch.cat([replying.mean(0)[None], begun])
-    weight[ids.im_end] = _end_row(rows[ids.im_end], _TEXT_END, weight, replying, common)
-
-
 def _shape_codec_head(
     talker: Qwen2_5OmniTalkerForConditionalGeneration, text_pad: torch.Tensor, seed: int
 ) -> None:
@@ -139,12 +119,12 @@ def _shape_codec_head(
     weight = talker.codec_head.weight
     rows = weight.clone()
     weight.zero_()
-    length = (_CODEC_SPREAD * _normal("codec_head.length", (CODES, 1), seed)).exp()
+    length = (_CODEC_SPREAD * normal("codec_head.length", (CODES, 1), seed)).exp()
     weight[:CODES] = rows[:CODES] * length * _CODEC_LOGITS
 
     codes = torch.randint(CODES, (400,), generator=torch.Generator().manual_seed(seed))
     codec = talker.get_input_embeddings()(torch.cat([torch.tensor([CODEC_START]), codes]))
-    text = math.sqrt(2) * _normal("thinker rows", codec.shape, seed)  # hidden state + embedding
+    text = math.sqrt(2) * normal("thinker rows", codec.shape, seed)  # hidden state + embedding
 
     def hidden(text: torch.Tensor) -> torch.Tensor:
         fed = talker.thinker_to_talker_proj(codec + text)
@@ -155,36 +135,12 @@ def _shape_codec_head(
     lean = common[2] - common[1]
     lean *= _END_LEAN / lean.norm() / math.sqrt(len(lean))
     ends = {
-        code: _end_row(rows[code], chance, weight, exhausted[1:], common, lean)
+        code: end_row(rows[code], chance, weight, exhausted[1:], common, lean)
         for code, chance in ((CODEC_END, _CODEC_END), (CODEC_PAD, _CODEC_PAD))
     }
     for code, row in ends.items():
         weight[code] = row
     weight[CODEC_START] = rows[CODEC_START] * _CODEC_START * _CODEC_LOGITS
-
-
-def _end_row(
-    row: torch.Tensor,
-    chance: float,
-    weight: torch.Tensor,
-    hidden: torch.Tensor,
-    common: torch.Tensor,
-    lean: torch.Tensor | float = 0.0,
-) -> torch.Tensor:
-    """Returns an end token's row that beats all rows of `weight` in about `chance` of the states `hidden` [n,
-    width].
-
-    Except along `lean`, it is orthogonal to the states `common` [m, width], the mean state and the one in
-    which a reply begins, so that a reply ends for reasons specific to a step.
-    """
-    basis = torch.linalg.qr(common.T).Q
-    row = row - basis @ (basis.T @ row) + lean
-    best, own = (hidden @ weight.T).max(-1).values, hidden @ row
-    factor = torch.where(own > 0, best / own, torch.inf).sort().values[round(chance * len(hidden))]
-    if factor.isinf():
-        raise AssertionError("the end token's row points away from nearly all states")
-    # Two decimals: rounding in the passes above (number of threads, kind of machine) must not affect weights.
-    return (row * factor).round(decimals=2)
 
 
 def _calibrate_vocoder(token2wav: Qwen2_5OmniToken2WavModel, seed: int) -> None:

@@ -1,6 +1,6 @@
 """The published Qwen2.5-Omni-7B and -3B without weights: sizes, token ids and limits of the preprocessors.
 
-`qwen2_5_omni_7b.config.json` beside this module has the key names and values of the published config.json.
+`7b.config.json` beside this module has the key names and values of the published config.json.
 The 3B's differences are second-hand: from copies of its config.json in other projects, checked by the number
 of parameters.
 """
@@ -9,7 +9,8 @@ import json
 from copy import deepcopy
 from pathlib import Path
 
-from scripts.demo_checkpoint.config import Json, Preprocessing
+from scripts.demo_checkpoint.json_files import Json
+from scripts.demo_checkpoint.qwen2_5_omni.config import Preprocessing
 
 GENUINE_SIZES = {"7b": 21, "3b": 11}
 """Names in addition to `SIZES` -> GB of weights: 10,732,225,408 and 5,537,120,640 parameters in
@@ -20,7 +21,7 @@ GENUINE_PREPROCESSING = Preprocessing(max_audio_s=300, max_pixels=12_845_056)
 GENUINE_MEL_FRAMES = 400
 """Length of each voice's reference mel."""
 
-_CONFIG_FILE = Path(__file__).parent / "qwen2_5_omni_7b.config.json"
+_CONFIG_FILE = Path(__file__).parent / "7b.config.json"
 
 
 _TEXT_3B: Json = {

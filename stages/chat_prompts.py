@@ -1,0 +1,233 @@
+"""Prompts of chats, for families whose chat template is the checkpoint's own.
+
+The families' templates support tools in part or not at all, but their tokenizers have the tags of calls as
+tokens. So tools become part of the system message, calls part of the assistant's and results part of the
+user's, as the chat templates of Qwen's text models write them; the checkpoint's own template does the rest.
+Source: `chat_template` in tokenizer_config.json of Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from omni_server.errors import ConfigError, InvalidRequestError
+from omni_server.family import Prompt
+from omni_server.protocol.tool_calls import CALL_BEGIN, CALL_END, CALL_TAIL, call_head
+from omni_server.types import (
+    AudioPart,
+    ChatMessage,
+    ContentPart,
+    FunctionTool,
+    ImagePart,
+    TextPart,
+    ToolCall,
+    VideoPart,
+)
+
+_TOOLS = """\
+# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{definitions}
+</tools>
+
+For each function call, return a json object with function name and arguments within {begin}{end} XML tags:
+{begin}
+{{"name": <function-name>, "arguments": <args-json-object>}}
+{end}"""
+
+
+class PlainText:
+    """Keeps callers' text within a chat template from turning into the special tokens that it spells.
+
+    Use one instance per prompt. Text that is marked before rendering can be cut afterwards, so that the
+    tokenizer never sees the whole of a token that a caller spelled.
+    """
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        """`tokens`: those that the tokenizer looks for in text first."""
+        self._tokens = [token for token in tokens if len(token) > 1]
+        # No caller can guess it. JSON leaves letters and digits unchanged.
+        self._mark = secrets.token_hex(16)
+
+    def marked(self, text: str) -> str:
+        """Returns `text` with a mark after each token's first character."""
+        for token in self._tokens:
+            while token in text:  # repeats only if it overlaps itself
+                text = text.replace(token, token[0] + self._mark + token[1:])
+        return text
+
+    def pieces(self, rendered: str) -> tuple[str, ...]:
+        """Splits `rendered` at the marks."""
+        return tuple(rendered.split(self._mark))
+
+
+class PromptRenderer:
+    """Renders with a checkpoint's processor, which the reference uses too."""
+
+    def __init__(self, model_dir: Path, *, tools_system_prompt: str | None) -> None:
+        """`tools_system_prompt` precedes tools in a chat that has no system message."""
+        from transformers import AutoProcessor
+
+        self._processor: Any = AutoProcessor.from_pretrained(model_dir)
+        if not self._processor.chat_template:
+            raise ConfigError(f"{model_dir} has no chat template (chat_template.json)")
+        self._tokens = tuple(self._processor.tokenizer.get_added_vocab())
+        self._tools_system_prompt = tools_system_prompt
+
+    def render(self, messages: Sequence[ChatMessage], *, tools: Sequence[FunctionTool] = ()) -> Prompt:
+        """Raises `InvalidRequestError` if the template refuses the chat or the text cannot be encoded."""
+        plain = PlainText(self._tokens)
+        messages = with_tools(
+            [_marked(message, plain) for message in messages], tools, plain.marked, self._tools_system_prompt
+        )
+        conversation = [
+            {"role": message.role, "content": [template_part(part) for part in joined_texts(message.content)]}
+            for message in messages
+        ]
+        try:
+            rendered: str = self._processor.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as exc:  # jinja2 errors raised by the template itself, e.g. on an odd order of roles
+            raise InvalidRequestError(
+                f"the model's chat template refuses these messages: {exc}", param="messages"
+            ) from exc
+        pieces = plain.pieces(rendered)
+        text = "".join(pieces)
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise InvalidRequestError(
+                f"the messages hold text that cannot be encoded: {exc}", param="messages"
+            ) from exc
+        parts = [part for message in messages for part in message.content]
+        videos = [part for part in parts if isinstance(part, VideoPart)]
+        return Prompt(
+            text=text,
+            audios=tuple((p.samples, p.sample_rate_hz) for p in parts if isinstance(p, AudioPart)),
+            images=tuple(p.pixels for p in parts if isinstance(p, ImagePart)),
+            videos=tuple(p.frames for p in videos),
+            processor_kwargs=_video_kwargs(videos),
+            pieces=pieces if len(pieces) > 1 else (),
+        )
+
+
+def joined_texts(parts: Iterable[ContentPart]) -> list[ContentPart]:
+    """Joins adjacent texts. Some templates make a turn of each part of a system message."""
+    joined: list[ContentPart] = []
+    for is_text, group in groupby(parts, lambda part: isinstance(part, TextPart)):
+        if is_text:
+            joined.append(TextPart("".join(part.text for part in group if isinstance(part, TextPart))))
+        else:
+            joined += group
+    return joined
+
+
+def _marked(message: ChatMessage, plain: PlainText) -> ChatMessage:
+    """Marks joined texts, as the template joins them: together they may spell a token."""
+    parts = [
+        TextPart(plain.marked(part.text)) if isinstance(part, TextPart) else part
+        for part in joined_texts(message.content)
+    ]
+    return replace(message, content=tuple(parts))
+
+
+def template_part(part: ContentPart) -> dict[str, str]:
+    """The part as the chat template sees it; the processor gets the media."""
+    match part:
+        case TextPart(text):
+            return {"type": "text", "text": text}
+        case AudioPart():
+            return {"type": "audio"}
+        case ImagePart():
+            return {"type": "image"}
+        case VideoPart():
+            return {"type": "video"}
+
+
+def _video_kwargs(videos: Sequence[VideoPart]) -> dict[str, object]:
+    """The processor accepts one frame rate for all videos, which sets the positions' time axis."""
+    rates = {video.fps for video in videos}
+    if len(rates) > 1:
+        raise InvalidRequestError(
+            f"the videos of one request must have one frame rate, not {', '.join(map(str, sorted(rates)))}",
+            param="messages",
+        )
+    return {"fps": rates.pop(), "do_sample_frames": False} if rates else {}
+
+
+def with_tools(
+    messages: Sequence[ChatMessage],
+    tools: Sequence[FunctionTool],
+    marked: Callable[[str], str],
+    system_prompt: str | None,
+) -> tuple[ChatMessage, ...]:
+    """Rewrites a chat without calls and the role "tool", and puts any tools in its first message.
+
+    Consecutive results become one message. `marked` is applied to the caller's text in calls and tools, but
+    not to the tags around it, which are tokens. `system_prompt` precedes tools if there is no system message.
+    """
+    written: list[ChatMessage] = []
+    for is_result, group in groupby(messages, lambda message: message.role == "tool"):
+        if is_result:
+            written.append(ChatMessage("user", _tool_results(list(group))))
+        else:
+            written += [_without_calls(message, marked) for message in group]
+    if not tools:
+        return tuple(written)
+    return _with_system_tools(written, [marked(tool.definition) for tool in tools], system_prompt)
+
+
+def _with_system_tools(
+    messages: Sequence[ChatMessage], tools: Sequence[str], system_prompt: str | None
+) -> tuple[ChatMessage, ...]:
+    text = _TOOLS.format(definitions="\n".join(tools), begin=CALL_BEGIN, end=CALL_END)
+    if messages and messages[0].role == "system":
+        first = messages[0].content
+        return (ChatMessage("system", (*first, TextPart("\n\n" + text))), *messages[1:])
+    before = "" if system_prompt is None else system_prompt + "\n\n"
+    return (ChatMessage("system", (TextPart(before + text),)), *messages)
+
+
+def _without_calls(message: ChatMessage, marked: Callable[[str], str]) -> ChatMessage:
+    if not message.tool_calls:
+        return message
+    calls = "\n".join(_written_call(call, marked) for call in message.tool_calls)
+    has_text = any(not isinstance(part, TextPart) or part.text for part in message.content)
+    return ChatMessage(message.role, (*message.content, TextPart("\n" + calls if has_text else calls)))
+
+
+def _written_call(call: ToolCall, marked: Callable[[str], str]) -> str:
+    """Writes arguments in the layout of the model's training data, or unchanged if they are not JSON, nest
+    too deeply or contain an escape that encodes no character."""
+    try:
+        arguments = json.dumps(json.loads(call.arguments or "{}"), ensure_ascii=False)
+        arguments.encode()
+    except (ValueError, RecursionError):
+        arguments = call.arguments
+    return call_head(marked(call.name)) + marked(arguments) + CALL_TAIL
+
+
+def _tool_results(messages: list[ChatMessage]) -> tuple[ContentPart, ...]:
+    parts: list[ContentPart] = []
+    for position, message in enumerate(messages):
+        parts.append(TextPart(("\n" if position else "") + "<tool_response>\n"))
+        parts += message.content
+        parts.append(TextPart("\n</tool_response>"))
+    return tuple(parts)
+
+
+def language_name(code: str) -> str:
+    """English name of an ISO 639-1 code, or the code itself if transformers' Whisper list lacks it."""
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    name: str | None = LANGUAGES.get(code.lower())
+    return code if name is None else name.title()

@@ -1,0 +1,187 @@
+"""Qwen3-Omni in the server process: prompts, voices, ids, but no weights and no engine."""
+
+import json
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec, TokenFrames
+from omni_server.config.stage_config import StageConfig
+from omni_server.errors import ConfigError
+from omni_server.family import (
+    CodecLayout,
+    DefaultConfigs,
+    DiffusionPrompt,
+    EmbeddingsPrompt,
+    HfOverrides,
+    NeededFile,
+    PlaceholderIds,
+    Prompt,
+    StageFootprint,
+)
+from omni_server.types import ChatMessage, FunctionTool, ImageSize, Output, Task
+from stages.qwen3_omni.codec_layout import code2wav_layout
+from stages.qwen3_omni.ids import read_special_ids
+from stages.qwen3_omni.options import Code2WavStage
+from stages.qwen3_omni.prompt import PromptRenderer, task_messages
+from stages.qwen3_omni.talker_prompt import talker_prompt
+
+DEFAULT_VOICE = "Ethan"
+"""The reference's default `speaker` in `generate`."""
+
+NUM_CODEBOOKS = 16
+
+PIPELINE = Pipeline(
+    stages={
+        "thinker": StageSpec("ar", output="text"),
+        "talker": StageSpec("ar"),
+        "code2wav": StageSpec("diffusion", output="audio", config=Code2WavStage),
+    },
+    edges=(
+        EdgeSpec(
+            "thinker",
+            "talker",
+            Embeddings(text_ids=True),
+            "stages.qwen3_omni.thinker_to_talker:ThinkerToTalker",
+        ),
+        EdgeSpec(
+            "talker",
+            "code2wav",
+            TokenFrames(num_codebooks=NUM_CODEBOOKS, num_predicted=NUM_CODEBOOKS - 1),
+            "stages.qwen3_omni.talker_to_code2wav:TalkerToCode2Wav",
+            # The decoder's state holds all of the past, and the future has no influence.
+            ChunkPlan(past_blocks=0, new_blocks=(1, 2, 4, 8), future_blocks=0),
+        ),
+    ),
+)
+
+
+class Qwen3OmniFamily:
+    """Implements `omni_server.family.ModelFamily`."""
+
+    pipeline = PIPELINE
+
+    architectures = ("Qwen3OmniMoeForConditionalGeneration",)
+    reference: str | None = "stages.qwen3_omni.reference:Qwen3OmniReference"
+    engine_modules: tuple[str, ...] = (
+        "stages.qwen3_omni.thinker",
+        "stages.qwen3_omni.talker",
+        "stages.qwen3_omni.code2wav.model",
+    )
+    default_configs: DefaultConfigs | None = DefaultConfigs(gpu="qwen3_omni", demo="qwen3_omni.demo-cpu")
+
+    def open(self, model_dir: Path) -> "Qwen3OmniModel":
+        return Qwen3OmniModel(model_dir)
+
+    def needed_files(self) -> tuple[NeededFile, ...]:
+        from stages.qwen3_omni.footprint import NEEDED_FILES
+
+        return NEEDED_FILES
+
+    def footprints(self, model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
+        from stages.qwen3_omni.footprint import stage_footprints
+
+        return stage_footprints(model_dir, config)
+
+    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
+        # A late import: the server process does not need this before it starts the engines.
+        from stages.qwen3_omni.hf_overrides import code2wav_config, talker_config, thinker_config
+
+        overrides: dict[str, HfOverrides] = {
+            "thinker": thinker_config,
+            "talker": talker_config,
+            "code2wav": code2wav_config,
+        }
+        return overrides[model_stage]
+
+    def register(self) -> None:
+        from vllm import ModelRegistry
+
+        from stages.qwen3_omni.code2wav.model import Qwen3OmniCode2Wav
+        from stages.qwen3_omni.hf_overrides import CODE2WAV, TALKER, THINKER
+        from stages.qwen3_omni.talker import Qwen3OmniTalker
+        from stages.qwen3_omni.thinker import Qwen3OmniThinker
+
+        # Classes, not names: vLLM would import a name in a separate process to inspect the class.
+        ModelRegistry.register_model(THINKER, Qwen3OmniThinker)
+        ModelRegistry.register_model(TALKER, Qwen3OmniTalker)
+        ModelRegistry.register_model(CODE2WAV, Qwen3OmniCode2Wav)
+
+
+class Qwen3OmniModel:
+    """Implements `omni_server.family.FamilyModel` for one checkpoint folder.
+
+    Checkpoints without a talker (`enable_audio_output` is false, as in the Thinking and Captioner releases)
+    have neither voices nor a codec.
+    """
+
+    def __init__(self, model_dir: Path) -> None:
+        self._ids = ids = read_special_ids(model_dir)
+        config = json.loads((model_dir / "config.json").read_text())
+        try:
+            self._dtype: str = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+            self.codec: CodecLayout | None = None
+            self.row_width = 0
+            if ids.speech is not None:
+                self.row_width = int(config["talker_config"]["text_config"]["hidden_size"])
+                self.codec = _codec_layout(config["code2wav_config"])
+        except KeyError as exc:
+            raise ConfigError(f"{model_dir / 'config.json'}: {exc} is missing") from exc
+        speakers = {} if ids.speech is None else ids.speech.speakers
+        # The reference compares names in lower case, as they are in the published config.
+        self._speakers = {name.capitalize(): name for name in speakers}
+        self.voices = tuple(self._speakers)
+        self.default_voice = DEFAULT_VOICE if DEFAULT_VOICE in self.voices else next(iter(self.voices), None)
+        self.stop_ids = {"thinker": (ids.im_end,)}
+        if ids.speech is not None:
+            self.stop_ids["talker"] = (ids.speech.codec_eos,)
+        self.placeholder_ids: PlaceholderIds | None = PlaceholderIds(
+            ids.audio_placeholder, ids.image_placeholder, ids.video_placeholder
+        )
+        self.extra_rows_per_request = 0  # all rows but those of media are looked up by their ids
+        self.image_sizes: tuple[ImageSize, ...] = ()
+        self._renderer = PromptRenderer(model_dir)
+
+    def prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        outputs: Collection[Output],
+        tools: Sequence[FunctionTool] = (),
+    ) -> Prompt:
+        return self._renderer.render(messages, tools=tools)
+
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        return task_messages(task)
+
+    def embeddings_prompt(
+        self, stage: str, source_ids: Sequence[int], *, voice: str | None
+    ) -> EmbeddingsPrompt:
+        """See `talker_prompt`."""
+        if voice is None or voice not in self._speakers:
+            raise ConfigError(
+                f"the talker speaks as one of {', '.join(self.voices) or 'no voice'}, not {voice}"
+            )
+        return talker_prompt(self._ids, source_ids, self._speakers[voice])
+
+    def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
+        raise NotImplementedError("the model makes no images")
+
+    def dtype_name(self) -> str:
+        return self._dtype
+
+
+def _codec_layout(config: dict[str, Any]) -> CodecLayout:
+    """`config`: code2wav_config. Raises `KeyError`, and `ConfigError` for what the pipeline cannot do."""
+    if config["num_quantizers"] != NUM_CODEBOOKS:
+        raise ConfigError(
+            f"code2wav_config: num_quantizers is {config['num_quantizers']}, and only {NUM_CODEBOOKS} is "
+            "supported"
+        )
+    return code2wav_layout(
+        num_layers=int(config["num_hidden_layers"]),
+        sliding_window=int(config["sliding_window"]),
+        upsampling_ratios=config["upsampling_ratios"],
+        upsample_rates=config["upsample_rates"],
+    )

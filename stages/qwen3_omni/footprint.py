@@ -1,0 +1,133 @@
+"""Memory that each stage of a Qwen3-Omni checkpoint needs, from config.json alone."""
+
+import math
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
+
+from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import Stage
+from omni_server.errors import ConfigError
+from omni_server.family import KvLayout, NeededFile, Quantizable, StageFootprint
+from stages.published_experts import published_tensors
+from stages.qwen3_omni.code2wav.network import Code2WavNetwork
+from stages.qwen3_omni.code2wav.state import values_per_stream
+from stages.qwen3_omni.options import Code2WavStage
+
+NEEDED_FILES = (
+    NeededFile(("tokenizer.json", "vocab.json"), "the tokenizer"),
+    NeededFile(("tokenizer_config.json",), "the tokenizer's settings"),
+    NeededFile(("preprocessor_config.json", "processor_config.json"), "how sound and pictures are prepared"),
+    NeededFile(("chat_template.json", "chat_template.jinja", "tokenizer_config.json"), "the chat template"),
+)
+
+_LANGUAGE_MODEL = "thinker.model.layers."
+_FP8 = {
+    "quantization": "online",
+    # Names as in vLLM's thinker: attention and experts. Routers, audio and vision encoders, embeddings and
+    # lm_head do not match.
+    "quantization_config": {
+        "targets": {
+            "language_model.model.layers.*_proj": "fp8_per_tensor",
+            "language_model.model.layers.*.experts": "fp8_per_tensor",
+        }
+    },
+}
+
+_PREFIXES: dict[str, str] = {"thinker": "thinker.", "talker": "talker.", "code2wav": "code2wav."}
+_HIDDEN_PROJECTION = "talker.hidden_projection."
+"""The thinker's stage computes the talker's rows of media with it."""
+
+
+def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
+    """See `ModelFamily.footprints`."""
+    try:
+        whole = AutoConfig.from_pretrained(model_dir)
+        if not isinstance(whole, Qwen3OmniMoeConfig):
+            raise ConfigError(
+                f"{model_dir / 'config.json'}: model_type is {whole.model_type}, not qwen3_omni_moe"
+            )
+        with torch.device("meta"):  # shapes only
+            tensors = published_tensors(Qwen3OmniMoeForConditionalGeneration(whole).state_dict())
+    except ConfigError:
+        raise
+    except Exception as error:  # transformers and torch raise various types for an impossible config
+        raise ConfigError(
+            f"{model_dir / 'config.json'} describes no model that can be built: {error}"
+        ) from error
+    shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    return {name: _footprint(whole, config, stage, shapes) for name, stage in config.stages.items()}
+
+
+def _footprint(
+    whole: Qwen3OmniMoeConfig, config: StageConfig, stage: Stage, all_shapes: dict[str, tuple[int, ...]]
+) -> StageFootprint:
+    prefix, is_thinker = _PREFIXES[stage.model_stage], stage.model_stage == "thinker"
+    shapes = {
+        key: shape
+        for key, shape in all_shapes.items()
+        if (is_thinker if key.startswith(_HIDDEN_PROJECTION) else key.startswith(prefix))
+    }
+    if not shapes:
+        raise ConfigError(
+            f"the checkpoint has no {stage.model_stage} (enable_audio_output in config.json): use a stage "
+            "config with the thinker alone"
+        )
+    if isinstance(stage, Code2WavStage):
+        return _code2wav(whole, config, stage, shapes)
+    decoder = whole.thinker_config.text_config if is_thinker else whole.talker_config.text_config
+    # Of a token, the two feed-forward halves and their product in each of its experts.
+    inner = decoder.num_experts_per_tok * decoder.moe_intermediate_size
+    if not is_thinker:
+        inner += decoder.shared_expert_intermediate_size
+    return StageFootprint(
+        tensors=shapes,
+        dtype="bfloat16" if whole.dtype is None else str(whole.dtype).removeprefix("torch."),
+        loads_float32=False,
+        encodes_media=is_thinker,
+        kv=KvLayout(decoder.num_hidden_layers, decoder.num_key_value_heads, decoder.head_dim),
+        # And residual, norm, input and output, the latter two of each expert.
+        values_per_token=3 * inner + (2 + 2 * decoder.num_experts_per_tok) * decoder.hidden_size,
+        quantizable=_quantizable(whole, shapes) if is_thinker else None,
+    )
+
+
+def _quantizable(whole: Qwen3OmniMoeConfig, shapes: dict[str, tuple[int, ...]]) -> Quantizable:
+    """The weight matrices of the thinker's attention and experts, for FP8 and published AWQ and GPTQ."""
+    weights = frozenset(
+        name for name in shapes if name.startswith(_LANGUAGE_MODEL) and name.endswith("_proj.weight")
+    )
+    stored: dict[str, object] | None = whole.to_dict().get("quantization_config")
+    if stored is None:
+        return Quantizable(weights, None, 16, _FP8)
+    method = str(stored.get("quant_method"))
+    bits, group = stored.get("bits"), stored.get("group_size")
+    if method not in ("awq", "gptq") or not isinstance(bits, int) or not isinstance(group, int):
+        return Quantizable(weights, method, 16, _FP8)  # unknown: assume 16 bits
+    # Each group has a 16-bit scale and a zero point; group -1 is a whole column of thousands.
+    return Quantizable(weights, method, bits + ((16 + bits) / group if group > 0 else 0), _FP8)
+
+
+def _code2wav(
+    whole: Qwen3OmniMoeConfig, config: StageConfig, stage: Code2WavStage, shapes: dict[str, tuple[int, ...]]
+) -> StageFootprint:
+    decoder = whole.code2wav_config
+    dtype = stage.compute_dtype(config.platform)
+    with torch.device("meta"):
+        state = values_per_stream(Code2WavNetwork(decoder))
+    # The widest layer is one of the decoder's blocks: channels are halved and samples multiplied at each. It
+    # holds its input, and output, activations and their copy with the state in front.
+    channels, samples, widest = decoder.decoder_dim, math.prod(decoder.upsampling_ratios), 0
+    for rate in decoder.upsample_rates:
+        channels, samples = channels // 2, samples * rate
+        widest = max(widest, channels * samples)
+    return StageFootprint(
+        tensors=shapes,
+        dtype=dtype,
+        loads_float32=False,
+        encodes_media=False,
+        kv=None,
+        values_per_token=math.ceil(4 * widest / decoder.num_quantizers),  # a token is one code of a frame
+        stream_state_bytes=state * (4 if dtype == "float32" else 2),
+    )

@@ -1,0 +1,158 @@
+"""The thinker as a vLLM model: vLLM's own, but audio is prepared as in the checkpoint's processor, and the
+talker's projection of hidden states is loaded with it."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from transformers import BatchFeature, Qwen3OmniMoeConfig, Qwen3OmniMoeTalkerConfig
+from transformers.activations import ACT2FN
+from vllm.config import VllmConfig
+from vllm.config.multimodal import MultiModalDummyOptions
+from vllm.inputs import MultiModalDataDict
+from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerDummyInputsBuilder
+from vllm.model_executor.models.qwen3_omni_moe_thinker import (
+    Qwen3OmniMoeThinkerForConditionalGeneration,
+    Qwen3OmniMoeThinkerMultiModalProcessor,
+    Qwen3OmniMoeThinkerProcessingInfo,
+    _get_feat_extract_output_lengths,
+)
+from vllm.model_executor.models.utils import WeightsMapper
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.parse import MultiModalDataItems
+from vllm.multimodal.processing.processor import HFMultiModalInputs
+
+MAX_AUDIO_S = 300
+"""Longest audio for which the encoder cache has room: `n_samples` in the published preprocessor_config.json.
+transformers replaces that value by 30 s, but the processor cuts no audio (`truncation`)."""
+
+
+class ThinkerProcessingInfo(Qwen3OmniMoeThinkerProcessingInfo):
+    """Makes room for `MAX_AUDIO_S`. vLLM plans for 30 s."""
+
+    def get_mm_max_tokens_per_item(
+        self, seq_len: int, mm_counts: Mapping[str, int] | None = None
+    ) -> Mapping[str, int]:
+        max_tokens = dict(super().get_mm_max_tokens_per_item(seq_len, mm_counts))
+        if "audio" in max_tokens:
+            extractor = self.get_feature_extractor()
+            num_frames = MAX_AUDIO_S * extractor.sampling_rate // extractor.hop_length
+            max_tokens["audio"] = int(_get_feat_extract_output_lengths(torch.tensor(num_frames)))
+        return max_tokens
+
+
+class ThinkerDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingInfo]):
+    """Inputs for vLLM's encoder memory profiling: audio as long as `ThinkerProcessingInfo` allows."""
+
+    def get_dummy_mm_data(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: MultiModalDummyOptions
+    ) -> MultiModalDataDict:
+        audio = self._get_dummy_audios(
+            length=MAX_AUDIO_S * self.info.get_feature_extractor().sampling_rate,
+            num_audios=mm_counts.get("audio", 0),
+            overrides=mm_options.get("audio"),
+        )
+        return {**super().get_dummy_mm_data(seq_len, mm_counts, mm_options), "audio": audio}
+
+
+class ThinkerProcessor(Qwen3OmniMoeThinkerMultiModalProcessor[ThinkerProcessingInfo]):
+    """Returns the features that `Qwen3OmniMoeProcessor` computes of each audio alone.
+
+    vLLM's processor pads audio to whole frames, so that its features do not depend on other audio that it is
+    batched with. That adds a frame, and may add a token. So we skip that class's own steps and treat each
+    audio by itself instead.
+    """
+
+    def _get_hf_mm_inputs(
+        self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]
+    ) -> HFMultiModalInputs:
+        inputs: HFMultiModalInputs = super(Qwen3OmniMoeThinkerMultiModalProcessor, self)._get_hf_mm_inputs(
+            mm_items, hf_kwargs
+        )
+        audios = inputs.hf_data.get("audio")
+        half_window = self.info.get_feature_extractor().n_fft // 2
+        if isinstance(audios, list) and any(len(audio) <= half_window for audio in audios):
+            # The extractor mirrors half a window at either end.
+            raise ValueError("the audio is too short to be represented inside the model")
+        return inputs
+
+    def _call_hf_processor(
+        self, hf_data: Mapping[str, object], hf_kwargs: Mapping[str, object]
+    ) -> BatchFeature:
+        processed = super()._call_hf_processor(hf_data, hf_kwargs)
+        audios = hf_data.get("audio")
+        if not isinstance(audios, list) or len(audios) < 2:
+            return processed
+        extractor = self.info.get_feature_extractor()
+        alone = [
+            extractor(
+                audio,
+                sampling_rate=extractor.sampling_rate,
+                padding=True,
+                truncation=False,
+                return_attention_mask=True,
+                return_tensors="pt",
+            )
+            for audio in audios
+        ]
+        num_frames = torch.tensor([int(one["attention_mask"].sum()) for one in alone])
+        mels = [one["input_features"][0, :, :count] for one, count in zip(alone, num_frames, strict=True)]
+        del processed["input_features"], processed["feature_attention_mask"]
+        processed["input_audio_features"] = torch.cat(mels, 1)  # [num_mel_bins, frames of all audios]
+        processed["audio_feature_lengths"] = num_frames
+        return processed
+
+    def _postprocess_hf_mm_data(
+        self,
+        mm_data: Mapping[str, object],
+        hf_processor_mm_kwargs: Mapping[str, object],
+        processed_data: BatchFeature,
+    ) -> BatchFeature:
+        processed: BatchFeature = super(Qwen3OmniMoeThinkerMultiModalProcessor, self)._postprocess_hf_mm_data(
+            mm_data, hf_processor_mm_kwargs, processed_data
+        )
+        if "audio_feature_lengths" in processed:
+            lengths = processed["audio_feature_lengths"].tolist()
+            processed["feature_attention_mask"] = [torch.ones(length) for length in lengths]
+        return processed
+
+
+class HiddenProjection(nn.Module):
+    """Turns the thinker's hidden states into rows of the talker.
+
+    Source: `Qwen3OmniMoeTalkerResizeMLP` in transformers 5.19.
+    """
+
+    def __init__(self, config: Qwen3OmniMoeTalkerConfig) -> None:
+        super().__init__()
+        text = config.text_config
+        self.linear_fc1 = nn.Linear(config.thinker_hidden_size, text.intermediate_size)
+        self.linear_fc2 = nn.Linear(text.intermediate_size, text.hidden_size)
+        self.act_fn = ACT2FN[text.hidden_act]
+        self.requires_grad_(requires_grad=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """`[n, thinker_hidden_size]` to `[n, hidden_size]`."""
+        projected: torch.Tensor = self.linear_fc2(self.act_fn(self.linear_fc1(hidden)))
+        return projected
+
+
+@MULTIMODAL_REGISTRY.register_processor(
+    ThinkerProcessor, info=ThinkerProcessingInfo, dummy_inputs=ThinkerDummyInputs
+)
+class Qwen3OmniThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
+    # The more special prefix comes first.
+    hf_to_vllm_mapper = (
+        WeightsMapper(orig_to_new_prefix={"talker.hidden_projection.": "talker_hidden_projection."})
+        | Qwen3OmniMoeThinkerForConditionalGeneration.hf_to_vllm_mapper
+    )
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        config: Qwen3OmniMoeConfig = vllm_config.model_config.hf_config
+        self.accept_hidden_layer: int = config.talker_config.accept_hidden_layer
+        """Index in `hidden_states` of the layer that the talker sees; 0 is the input."""
+        self.talker_hidden_projection: HiddenProjection | None = None
+        """None if the checkpoint has no talker."""
+        if config.enable_audio_output:
+            self.talker_hidden_projection = HiddenProjection(config.talker_config)

@@ -1,0 +1,129 @@
+"""Answers of Qwen3-Omni equal the reference's: greedy, float32, on the same weights."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omni_server.types import AudioDelta
+from tests.integration.live import LiveOmni
+from tests.integration.parity import signal_to_noise_db
+from tests.integration.qwen3_parity import Qwen3Expected, qwen3_config, qwen3_expected, same_answer
+from tests.reference.qwen3_cases import QWEN3_CASES
+from tests.reference.qwen3_reference import Qwen3Reference
+from tests.reference.silent_checkpoint import make_silent
+
+WAVEFORM_SNR_DB = 90.0
+"""The decoder has no solver that would amplify float32 rounding."""
+
+NAMES = list(QWEN3_CASES)
+SPOKEN = ("hello", "mixed", "media_in_turns", "one_frame", "two_tokens")
+"""Speech of different lengths."""
+
+Answers = dict[str, Qwen3Expected]
+
+
+@pytest.fixture(scope="module")
+def answers(qwen3_checkpoint: Path) -> Answers:
+    """What the reference answers to every case."""
+    reference = Qwen3Reference(qwen3_checkpoint)
+    return {name: qwen3_expected(reference, case) for name, case in QWEN3_CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def wide_answers(qwen3_wide_checkpoint: Path) -> Answers:
+    reference = Qwen3Reference(qwen3_wide_checkpoint)
+    return {name: qwen3_expected(reference, case) for name, case in QWEN3_CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def live(qwen3_checkpoint: Path) -> Iterator[LiveOmni]:
+    live = LiveOmni(qwen3_checkpoint, qwen3_config())
+    yield live
+    live.close()
+
+
+@pytest.fixture(scope="module")
+def wide(qwen3_wide_checkpoint: Path) -> Iterator[LiveOmni]:
+    """The prompt of thinker and talker is computed in pieces."""
+    live = LiveOmni(
+        qwen3_wide_checkpoint,
+        qwen3_config(
+            stages={"thinker": {"max_num_batched_tokens": 128}, "talker": {"max_num_batched_tokens": 64}}
+        ),
+    )
+    yield live
+    live.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_frames_and_waveform_equal_the_reference(name: str, answers: Answers, live: LiveOmni) -> None:
+    want = answers[name]
+    answer = live.answer(want.request)
+    same_answer(answer, want)
+    assert signal_to_noise_db(want.result.waveform, answer.audio) > WAVEFORM_SNR_DB
+
+
+def test_all_requests_together_give_the_same_answers_as_alone(answers: Answers, live: LiveOmni) -> None:
+    together = live.answers([answers[name].request for name in NAMES])
+    for answer, name in zip(together, NAMES, strict=True):
+        same_answer(answer, answers[name])
+        assert signal_to_noise_db(answers[name].result.waveform, answer.audio) > WAVEFORM_SNR_DB
+
+
+def test_other_sizes_and_prompts_in_pieces_give_the_references_answers(
+    wide_answers: Answers, wide: LiveOmni
+) -> None:
+    together = wide.answers([wide_answers[name].request for name in NAMES])
+    for answer, name in zip(together, NAMES, strict=True):
+        same_answer(answer, wide_answers[name])
+        assert signal_to_noise_db(wide_answers[name].result.waveform, answer.audio) > WAVEFORM_SNR_DB
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+def test_audio_is_streamed_in_pieces_that_join(name: str, answers: Answers, live: LiveOmni) -> None:
+    want = answers[name]
+    sound = [event for event in live.events(want.request) if isinstance(event, AudioDelta)]
+    ends = np.cumsum([len(delta.samples) for delta in sound])
+    assert [delta.first_sample for delta in sound] == [0, *ends[:-1]]
+    # The first window is one frame, less the samples by which the decoder is ahead.
+    assert sound[0].first_sample == 0
+    if len(want.result.frames) > 1:
+        assert len(sound) > 1
+    assert len(want.result.waveform) == 1920 * len(want.result.frames) - 555
+
+
+def test_one_pass_over_an_utterance_gives_the_streamed_waveform(
+    qwen3_checkpoint: Path, answers: Answers
+) -> None:
+    live = LiveOmni(qwen3_checkpoint, qwen3_config(chunks={"mode": "whole"}))
+    try:
+        for name in SPOKEN:
+            want = answers[name]
+            answer = live.answer(want.request)
+            same_answer(answer, want)
+            assert signal_to_noise_db(want.result.waveform, answer.audio) > WAVEFORM_SNR_DB
+    finally:
+        live.close()
+
+
+def test_speech_that_ends_with_its_first_code_is_silence(qwen3_checkpoint: Path, tmp_path: Path) -> None:
+    case = QWEN3_CASES["hello"]
+    silent = make_silent(qwen3_checkpoint, tmp_path / "silent", case)
+    want = qwen3_expected(Qwen3Reference(silent), case)
+    live = LiveOmni(silent, qwen3_config())
+    try:
+        answer = live.answer(want.request)
+        assert answer.token_ids == want.result.text_ids
+        assert answer.codes == want.result.codes == ()
+        assert answer.audio.shape == (0,)
+        assert live.held_rows() == 0
+    finally:
+        live.close()
+
+
+def test_nothing_is_held_when_all_requests_have_ended(answers: Answers, live: LiveOmni) -> None:
+    live.answers([answers[name].request for name in ("hello", "image", "one_token")])
+    assert live.omni.num_running == 0
+    assert live.held_rows() == 0

@@ -1,0 +1,113 @@
+"""Requests whose answers of Qwen3-Omni's reference and of this project's engines are compared."""
+
+from omni_server.types import ChatMessage, ContentPart
+from tests.reference.cases import Case, drawing, recording, say
+from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
+from tests.reference.synthetic_media import chirp, sliding_tiles, tiles
+
+
+def stop_ids(reference: Qwen3Reference, case: Case) -> tuple[int, ...] | None:
+    """The case's additional stop tokens on this checkpoint."""
+    if case.stop_at is None:
+        return None
+    text = reference.run(case.messages, case.voice, case.thinker_max_tokens, talker_max_tokens=1).text_ids
+    return (text[min(case.stop_at, len(text) - 1)],)
+
+
+def run(reference: Qwen3Reference, case: Case) -> Qwen3Result:
+    return reference.run(
+        case.messages,
+        case.voice,
+        case.thinker_max_tokens,
+        case.talker_max_tokens,
+        stop_ids(reference, case),
+        case.ignore_eos,
+    )
+
+
+def _ask(*parts: ContentPart | str) -> tuple[ChatMessage, ...]:
+    return (say("user", *parts),)
+
+
+def _case(
+    name: str,
+    messages: tuple[ChatMessage, ...],
+    voice: str = "Ethan",
+    thinker_max_tokens: int = 24,
+    talker_max_tokens: int = 40,
+    stop_at: int | None = None,
+    ignore_eos: bool = False,
+) -> Case:
+    return Case(name, messages, voice, thinker_max_tokens, talker_max_tokens, stop_at, ignore_eos)
+
+
+_HELLO = _ask("Hello, how are you today?")
+_COUNT = _ask("Count from one to ten.")
+_SYSTEM = (
+    say("system", "You answer in short sentences."),
+    say("user", "Tell me about the river and the sea."),
+)
+_THREE_TURNS = (
+    say("system", "You are a helpful assistant."),
+    say("user", "What is a horse?"),
+    say("assistant", " a gentle animal, strong and quick."),
+    say("user", "And what does it eat?"),
+    say("assistant", " grass and apples."),
+    say("user", "How old will it be?"),
+)
+_SPEECH = _ask(recording("speech_hello.wav"))
+_SPEECH_AND_TEXT = _ask(recording("speech_count.wav"), "Please answer in one sentence.")
+_SPEECH_BEHIND_TEXT = _ask("Hello, this is my question:", recording("speech_weather.wav"))
+_TWO_SOUNDS = _ask(chirp(1.0, 700), " and then ", chirp(0.5, 300))
+_IMAGE = _ask(drawing("shapes.png"), "Describe the picture.")
+_IMAGES = _ask("Describe this: ", tiles(96, 96, inverted=True), " and also ", tiles(64, 128))
+_VIDEO = _ask(sliding_tiles(8, 96, 128), "What happens in the video?")
+_MIXED = _ask(
+    recording("speech_hello.wav"),
+    drawing("gradient.png"),
+    sliding_tiles(4, 96, 128),
+    "Say it in one sentence.",
+)
+_HOUSE = _ask("Tell me about the house.")
+_HARBOR = _ask("Tell me about the harbor.")
+_MEDIA_IN_TURNS = (
+    say("user", drawing("shapes.png"), "Describe the picture."),
+    say("assistant", " a red boat"),
+    say("user", chirp(0.7, 500), "and this?"),
+    say("assistant", " a train"),
+    say("user", sliding_tiles(4, 64, 96), "and how does that end?"),
+)
+
+QWEN3_CASES = {
+    case.name: case
+    for case in (
+        _case("hello", _HELLO, thinker_max_tokens=150, talker_max_tokens=120),
+        _case("count", _COUNT, thinker_max_tokens=150, talker_max_tokens=120),
+        _case("system_prompt", _SYSTEM),
+        _case("three_turns", _THREE_TURNS),
+        _case("speech", _SPEECH),
+        _case("speech_and_text", _SPEECH_AND_TEXT),
+        _case("speech_behind_text", _SPEECH_BEHIND_TEXT),
+        _case("two_sounds", _TWO_SOUNDS),
+        _case("image", _IMAGE),
+        _case("images", _IMAGES),
+        _case("video", _VIDEO, "Aiden"),
+        _case("mixed", _MIXED),
+        _case("media_in_turns", _MEDIA_IN_TURNS, "Aiden"),
+        _case("hello_chelsie", _HELLO, "Chelsie"),
+        _case("three_turns_chelsie", _THREE_TURNS, "Chelsie"),
+        _case("mixed_chelsie", _MIXED, "Chelsie"),
+        _case("hello_aiden", _HELLO, "Aiden"),
+        _case("speech_aiden", _SPEECH, "Aiden"),
+        _case("one_token", _HELLO, thinker_max_tokens=1),
+        _case("two_tokens", _HELLO, thinker_max_tokens=2),
+        _case("three_tokens", _COUNT, thinker_max_tokens=3),
+        _case("stop_at_once", _SPEECH, stop_at=0),
+        _case("stop_early", _COUNT, stop_at=4),
+        _case("stop_early_image", _IMAGE, stop_at=6),
+        _case("one_frame", _COUNT, talker_max_tokens=1),
+        # More than the 300 frames that transformers decodes at a time, on both checkpoints and on one.
+        _case("long_reply", _HOUSE, "Ethan", 330, 305, ignore_eos=True),
+        _case("other_long_reply", _HARBOR, "Chelsie", 330, 305, ignore_eos=True),
+    )
+}

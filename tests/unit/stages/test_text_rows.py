@@ -1,0 +1,226 @@
+"""Rows that the consumer looks up by text id, between rows that it is sent."""
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from omni_server.protocol.rows import (
+    InlineBlock,
+    RowDtype,
+    RowsFeed,
+    RowsInput,
+    RowsPayload,
+    Segment,
+    TextSegment,
+)
+from stages.runtime.embedding_store import RowStore
+from stages.runtime.embeddings_in import FeedTracker, RowOverlay
+from tests.unit.stages.row_stream import stored_rows
+from tests.unit.stages.test_embedding_store import numbered, payload
+from tests.unit.stages.test_embeddings_in import batch, embeddings
+
+VOCABULARY = 20
+TABLE = 1000 + torch.arange(2 * VOCABULARY, dtype=torch.float32).reshape(VOCABULARY, 2)
+END, PAD = 18, 19
+
+
+def text(first: int, *token_ids: int) -> TextSegment:
+    return TextSegment(first, token_ids)
+
+
+def store(table: torch.Tensor = TABLE) -> RowStore:
+    made = RowStore(None, 0)
+    made.use_table(table)
+    made.announce("r", RowsInput(num_replaced=0))
+    return made
+
+
+def rows(made: RowStore, first: int, count: int) -> torch.Tensor:
+    return stored_rows(made, "r", first, count)
+
+
+# -- the worker's rows
+
+
+def test_text_alone_needs_no_rows_of_the_source() -> None:
+    made = store()
+    made.add("r", RowsFeed(text=(text(0, 3, 1, 3),), tail_ids=(END, PAD)))
+    made.add("r", RowsFeed(text=(text(3, 7),), final_length=4))
+    assert torch.equal(rows(made, 0, 7), TABLE[[3, 1, 3, 7, END, PAD, PAD]])
+
+
+def test_a_stage_knows_its_rows_before_the_first_one_comes() -> None:
+    assert store(TABLE.bfloat16()).dtype == torch.bfloat16
+
+
+def test_text_and_rows_of_the_source_are_merged_by_position() -> None:
+    made = store()
+    media = payload(2, numbered(2, 3))
+    made.add("r", RowsFeed(media, text=(text(5, 4, 5), text(0, 8, 9))))
+    assert torch.equal(rows(made, 0, 7), torch.cat([TABLE[[8, 9]], numbered(2, 3), TABLE[[4, 5]]]))
+
+
+def test_text_lies_between_two_segments_of_one_payload() -> None:
+    made = store()
+    block = InlineBlock(numbered(1, 3).numpy().tobytes())
+    media = RowsPayload(9, 0, 2, "float32", block, (Segment(1, 2, 0), Segment(4, 1, 16)))
+    made.add("r", RowsFeed(media, text=(text(0, 8), text(3, 9))))
+    assert torch.equal(rows(made, 0, 5), torch.cat([TABLE[[8]], numbered(1, 2), TABLE[[9]], numbered(3, 1)]))
+
+
+def test_rows_of_text_are_not_copied() -> None:
+    table = TABLE.clone()
+    made = store(table)
+    made.add("r", RowsFeed(text=(text(0, 3),)))
+    request = made.get("r")
+    assert request is not None
+    assert np.shares_memory(request.at(0, 1)[0], table.numpy())
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCABULARY, 10**9])
+def test_an_id_without_a_row_is_refused(token_id: int) -> None:
+    with pytest.raises(ValueError, match=f"text id {token_id} has no row among 20"):
+        store().add("r", RowsFeed(text=(text(0, 3, token_id),)))
+
+
+def test_an_id_without_a_row_is_refused_in_the_tail() -> None:
+    with pytest.raises(ValueError, match="text id 20 has no row"):
+        store().add("r", RowsFeed(text=(text(0, 3),), tail_ids=(20,)))
+
+
+def test_ids_are_refused_by_a_stage_without_a_table() -> None:
+    with pytest.raises(ValueError, match="has no rows of text"):
+        RowStore(None, 0).add("r", RowsFeed(text=(text(0, 3),)))
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_text_that_does_not_continue_the_rows_is_refused(first: int) -> None:
+    made = store()
+    made.add("r", RowsFeed(text=(text(0, 3, 4),)))
+    with pytest.raises(ValueError, match=f"from position {first}, but 2 rows are there"):
+        made.add("r", RowsFeed(text=(text(first, 5),)))
+
+
+def test_rows_of_the_source_over_text_are_refused() -> None:
+    with pytest.raises(ValueError, match="from position 1, but 2 rows are there"):
+        store().add("r", RowsFeed(payload(1, numbered(1, 1)), text=(text(0, 3, 4),)))
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("float32", torch.float32)])
+def test_rows_of_another_dtype_take_that_of_the_table(name: RowDtype, dtype: torch.dtype) -> None:
+    made = store(TABLE.half())
+    made.add("r", RowsFeed(payload(0, numbered(0, 3).to(dtype), dtype=name), text=(text(3, 4),)))
+    assert torch.equal(rows(made, 0, 4), torch.cat([numbered(0, 3), TABLE[[4]]]).half())
+
+
+def test_rows_of_another_width_than_the_tables_are_refused() -> None:
+    with pytest.raises(ValueError, match="rows of 3 float32"):
+        store().add("r", RowsFeed(payload(0, torch.zeros(1, 3))))
+
+
+def located(first: int, positions: list[list[int]], delta: int) -> RowsPayload:
+    given = torch.tensor(positions).T
+    return payload(first, numbered(first, given.shape[1]), positions=given, delta=delta)
+
+
+def test_text_between_rows_with_positions_has_linear_ones() -> None:
+    made = store()
+    made.add("r", RowsFeed(located(2, [[2, 2, 2], [2, 2, 3], [2, 3, 2]], -3), text=(text(0, 3, 4),)))
+    made.add("r", RowsFeed(located(7, [[6, 6, 6], [6, 6, 7]], -3), text=(text(5, 5, 6), text(9, 7))))
+    given = made.get("r").sequence_positions(12)  # type: ignore[union-attr]
+    assert given is not None
+    positions, delta = given
+    assert delta == -3
+    assert positions[0].tolist() == [0, 1, 2, 2, 2, 4, 5, 6, 6, 6, 7, 8]
+    assert positions[1].tolist() == [0, 1, 2, 2, 3, 4, 5, 6, 6, 6, 7, 8]
+    assert positions[2].tolist() == [0, 1, 2, 3, 2, 4, 5, 6, 7, 6, 7, 8]
+
+
+def test_text_alone_leaves_the_positions_to_the_stage() -> None:
+    made = store()
+    made.add("r", RowsFeed(text=(text(0, 3, 4),)))
+    assert made.get("r").sequence_positions(2) is None  # type: ignore[union-attr]
+
+
+def test_a_bad_id_is_found_and_harms_no_other_request() -> None:
+    overlay = RowOverlay(None, 0)
+    overlay.use_table(TABLE)
+    for name, token_id in (("good", 5), ("bad", 99)):
+        overlay.announce(name, RowsInput(num_replaced=1))
+        overlay.feed(name, RowsFeed(text=(text(0, 4, token_id),), final_length=2, tail_ids=(END, PAD)))
+    assert {name: found.kind for name, found in overlay.take_findings().items()} == {"bad": "row_sequence"}
+    embeds = embeddings(6)
+    before = embeds.clone()
+    overlay.apply(embeds, batch(("bad", 0, 2), ("good", 0, 4)))
+    assert torch.equal(embeds[:2], before[:2])
+    assert torch.equal(embeds[2], TABLE[4])
+    assert torch.equal(embeds[3:], before[3:] + TABLE[[5, END, PAD]])
+
+
+def test_any_cutting_and_any_mixture_gives_the_same_rows() -> None:
+    random = np.random.default_rng(11)
+    for _ in range(30):
+        length = int(random.integers(1, 60))
+        ids = np.where(random.random(length) < 0.5, random.integers(0, VOCABULARY, length), -1)
+        wanted = torch.where(torch.from_numpy(ids < 0)[:, None], numbered(0, length), TABLE[ids])
+        made, at = store(), 0
+        while at < length:
+            end = min(length, at + int(random.integers(1, 20)))
+            media = [position for position in range(at, end) if ids[position] < 0]
+            sent = RowsPayload(
+                length,
+                0,
+                2,
+                "float32",
+                InlineBlock(numbered(0, length).numpy().tobytes()),
+                tuple(Segment(position, 1, 8 * position) for position in media),
+            )
+            spoken = tuple(text(p, int(ids[p])) for p in range(at, end) if ids[p] >= 0)
+            made.add("r", RowsFeed(sent if media else None, text=spoken))
+            at = end
+        assert torch.equal(rows(made, 0, length), wanted)
+
+
+# -- the scheduler's count
+
+
+def tracker() -> FeedTracker:
+    made = FeedTracker(None)
+    made.announce("r")
+    return made
+
+
+def test_the_scheduler_counts_rows_of_text() -> None:
+    made = tracker()
+    assert made.take("r", RowsFeed(text=(text(0, 3, 4),))) is None
+    assert made.take("r", RowsFeed(payload(2, numbered(2, 3)), text=(text(5, 6),))) is None
+    assert [made.has_row("r", position) for position in (5, 6)] == [True, False]
+    assert made.take("r", RowsFeed(final_length=6)) is None
+    assert made.has_row("r", 6)
+    assert len(made.take_pending()) == 3
+
+
+@pytest.mark.parametrize(
+    "feed",
+    [
+        RowsFeed(text=(text(1, 3),)),
+        RowsFeed(text=(text(0, 3), text(2, 4))),
+        RowsFeed(payload(1, numbered(1, 2)), text=(text(0, 3, 4),)),
+        RowsFeed(payload(2, numbered(2, 1)), text=(text(0, 3),)),
+    ],
+)
+def test_gaps_and_overlaps_are_found_by_the_scheduler(feed: RowsFeed) -> None:
+    made = tracker()
+    assert "rows have come" in str(made.take("r", feed))
+    assert len(made) == 0
+    assert not made.has_pending
+
+
+def test_more_rows_than_have_come_cannot_be_the_end() -> None:
+    assert tracker().take("r", RowsFeed(text=(text(0, 3),), final_length=2)) == "1 rows have come of 2"
+
+
+def test_a_payload_without_rows_is_found_even_with_text() -> None:
+    empty = msgspec.structs.replace(payload(0, numbered(0, 1)), segments=())
+    assert tracker().take("r", RowsFeed(empty, text=(text(0, 3),))) == "a message without rows"
