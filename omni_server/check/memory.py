@@ -285,7 +285,10 @@ def _kv_problems(name: str, needs: StageNeeds) -> Iterator[str]:
 
 
 def _dtype_problems(name: str, stage: Stage, dtype: str, gpu: Gpu) -> Iterator[str]:
-    wanted = dtype if stage.dtype == "auto" and isinstance(stage, ArStage) else stage.dtype
+    if isinstance(stage, DiffusionStage):
+        wanted: str = stage.compute_dtype("cuda")
+    else:
+        wanted = dtype if stage.dtype == "auto" else stage.dtype
     if wanted == "bfloat16" and gpu.capability is not None and gpu.capability < BFLOAT16_CAPABILITY:
         yield (
             f"stages.{name}.dtype is bfloat16, which {gpu.memory.name} (compute capability "

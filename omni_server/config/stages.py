@@ -1,10 +1,11 @@
 """The stages of a stage config: what runs where, and with which limits."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from omni_server.config.frozen_model import FrozenModel
+from omni_server.protocol.diffusion_config import ComputeDtype
 
 RESERVED_ENGINE_ARGS = frozenset(
     {
@@ -65,7 +66,8 @@ class CommonStage(FrozenModel):
     max_model_len: Annotated[int, Field(ge=1)]
     """Longest sequence in tokens, prompt and answer; for a decoder, the longest window in codec tokens."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto` is the dtype of the checkpoint; for a `diffusion` stage, float16 on cuda and float32 on cpu."""
+    """`auto` is the dtype of the checkpoint; for a `diffusion` stage, the family's choice on cuda and float32 on
+    cpu."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`, passed on unchanged."""
 
@@ -121,6 +123,9 @@ class DiffusionStage(CommonStage):
     A family whose model has options extends this class (`StageSpec.config`).
     """
 
+    gpu_dtype: ClassVar[ComputeDtype] = "float16"
+    """What `dtype: auto` means on cuda. A family whose model may overflow in float16 overrides it."""
+
     engine: Literal["diffusion"]
     """Not autoregressive. If omitted, the engine that the family declares for `model_stage`."""
     max_streams: Annotated[int, Field(ge=1)] | None = None
@@ -131,6 +136,12 @@ class DiffusionStage(CommonStage):
     def num_stream_slots(self) -> int:
         """`max_streams`, or its default."""
         return 2 * self.max_num_seqs if self.max_streams is None else self.max_streams
+
+    def compute_dtype(self, platform: Literal["cpu", "cuda"]) -> ComputeDtype:
+        """`dtype`, or what `auto` means on the platform."""
+        if self.dtype != "auto":
+            return self.dtype
+        return self.gpu_dtype if platform == "cuda" else "float32"
 
     @property
     def has_default_options(self) -> bool:

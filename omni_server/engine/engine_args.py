@@ -88,12 +88,9 @@ def diffusion_engine_args(
                 f"engine_args.{name} of {stage.model_stage} must be {value}: its requests are never cut"
             )
     on_gpu = platform == "cuda"
-    dtype = stage.dtype
-    if dtype == "auto":
-        dtype = "float16" if on_gpu else "float32"
     runtime = DiffusionRuntimeConfig(
         stage=stage,
-        compute_dtype=dtype,
+        compute_dtype=stage.compute_dtype(platform),
         is_fast=on_gpu and not stage.engine_args.get("enforce_eager", False),
         num_streams=stage.num_stream_slots if carries_state else 0,
         announces_to=announces_to,

@@ -155,8 +155,7 @@ def _precision(config: StageConfig, model: FamilyModel) -> Precision:
     decoders = [stage for stage in config.stages.values() if isinstance(stage, DiffusionStage)]
     decoder = None
     if decoders and all(stage.has_default_options for stage in decoders):
-        default = "float16" if config.platform == "cuda" else "float32"
-        decoder = default if decoders[-1].dtype == "auto" else decoders[-1].dtype
+        decoder = decoders[-1].compute_dtype(config.platform)
     return Precision(types.pop() if types else auto, decoder)
 
 

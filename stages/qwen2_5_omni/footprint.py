@@ -105,7 +105,7 @@ def _code2wav(
     whole: Qwen2_5OmniConfig, config: StageConfig, stage: Code2WavStage, shapes: dict[str, tuple[int, ...]]
 ) -> StageFootprint:
     dit, vocoder = whole.token2wav_config.dit_config, whole.token2wav_config.bigvgan_config
-    is_float32 = stage.dtype == "float32" or (stage.dtype == "auto" and config.platform == "cpu")
+    is_float32 = stage.compute_dtype(config.platform) == "float32"
     # A DiT block holds its residual, norm, queries, keys, values and feed-forward part; the vocoder's widest
     # layer holds its input, and output and activations at twice the rate. CUDA graphs double that (`dtype` is
     # float32). With the 7B's sizes in float16, code2wav took 1.26, 1.71, 2.59, 3.11 and 4.07 GB of one H200

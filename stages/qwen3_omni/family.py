@@ -23,6 +23,7 @@ from omni_server.family import (
 from omni_server.types import ChatMessage, FunctionTool, ImageSize, Output, Task
 from stages.qwen3_omni.codec_layout import code2wav_layout
 from stages.qwen3_omni.ids import read_special_ids
+from stages.qwen3_omni.options import Code2WavStage
 from stages.qwen3_omni.prompt import PromptRenderer, task_messages
 from stages.qwen3_omni.talker_prompt import talker_prompt
 
@@ -35,7 +36,7 @@ PIPELINE = Pipeline(
     stages={
         "thinker": StageSpec("ar", output="text"),
         "talker": StageSpec("ar"),
-        "code2wav": StageSpec("diffusion", output="audio"),
+        "code2wav": StageSpec("diffusion", output="audio", config=Code2WavStage),
     },
     edges=(
         EdgeSpec(

@@ -13,6 +13,7 @@ from omni_server.family import KvLayout, NeededFile, Quantizable, StageFootprint
 from stages.published_experts import published_tensors
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
 from stages.qwen3_omni.code2wav.state import values_per_stream
+from stages.qwen3_omni.options import Code2WavStage
 
 NEEDED_FILES = (
     NeededFile(("tokenizer.json", "vocab.json"), "the tokenizer"),
@@ -73,8 +74,8 @@ def _footprint(
             f"the checkpoint has no {stage.model_stage} (enable_audio_output in config.json): use a stage "
             "config with the thinker alone"
         )
-    if stage.model_stage == "code2wav":
-        return _code2wav(whole, config, shapes)
+    if isinstance(stage, Code2WavStage):
+        return _code2wav(whole, config, stage, shapes)
     decoder = whole.thinker_config.text_config if is_thinker else whole.talker_config.text_config
     # Of a token, the two feed-forward halves and their product in each of its experts.
     inner = decoder.num_experts_per_tok * decoder.moe_intermediate_size
@@ -109,10 +110,10 @@ def _quantizable(whole: Qwen3OmniMoeConfig, shapes: dict[str, tuple[int, ...]]) 
 
 
 def _code2wav(
-    whole: Qwen3OmniMoeConfig, config: StageConfig, shapes: dict[str, tuple[int, ...]]
+    whole: Qwen3OmniMoeConfig, config: StageConfig, stage: Code2WavStage, shapes: dict[str, tuple[int, ...]]
 ) -> StageFootprint:
     decoder = whole.code2wav_config
-    dtype = "float32" if config.platform == "cpu" else "float16"
+    dtype = stage.compute_dtype(config.platform)
     with torch.device("meta"):
         state = values_per_stream(Code2WavNetwork(decoder))
     # The widest layer is one of the decoder's blocks: channels are halved and samples multiplied at each. It

@@ -9,7 +9,9 @@ from vllm.config import VllmConfig
 from omni_server.config.stages import DiffusionStage
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
+from stages.qwen3_omni.code2wav.graphed_passes import CudaGraphRecorder, GraphedPasses
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
+from stages.qwen3_omni.code2wav.passes import EagerPasses, Passes
 from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder, WindowJob
 from stages.qwen3_omni.codec_layout import Code2WavLayout, code2wav_layout
 from stages.qwen3_omni.codec_window import CodecWindow, decode_codec_window
@@ -41,6 +43,7 @@ class Qwen3OmniCode2Wav(DiffusionModel):
                 "code2wav needs additional_config=DiffusionRuntimeConfig(DiffusionStage(...), ...)"
             )
         self._stage = runtime.stage
+        self._is_fast = runtime.is_fast
         # A step needs a slot for each of its windows, even if none leaves any state.
         self._num_slots = max(runtime.num_streams, runtime.stage.max_num_seqs)
         self._codebook_size: int = config.codebook_size
@@ -51,19 +54,26 @@ class Qwen3OmniCode2Wav(DiffusionModel):
         self._decoder: StreamDecoder | None = None
 
     def prepare(self) -> None:
-        """Allocate the memory of the streams' state."""
+        """Allocate the memory of the streams' state, and record CUDA graphs if the config enables them."""
         self._ready()
 
     def _ready(self) -> StreamDecoder:
         if self._decoder is None:
             with torch.inference_mode():
-                self._decoder = StreamDecoder(
-                    self.code2wav,
-                    self._layout,
-                    num_slots=self._num_slots,
-                    max_frames_per_pass=self._stage.max_num_batched_tokens // self._num_codebooks,
-                )
+                self._decoder = StreamDecoder(self._passes(), self._layout)
         return self._decoder
+
+    def _passes(self) -> Passes:
+        max_frames = max(1, self._stage.max_num_batched_tokens // self._num_codebooks)
+        if not self._is_fast:
+            return EagerPasses(self.code2wav, num_slots=self._num_slots, max_frames=max_frames)
+        return GraphedPasses(
+            self.code2wav,
+            CudaGraphRecorder(),
+            num_slots=self._num_slots,
+            max_num_streams=self._stage.max_num_seqs,
+            max_frames=max_frames,
+        )
 
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         """Returns each window's waveform, float32 [num_frames * samples per frame]; the first window of a

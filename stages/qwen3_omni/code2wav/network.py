@@ -141,7 +141,7 @@ class Code2WavNetwork(nn.Module):
         """Raises `ConfigError` for a config that the network cannot follow."""
         super().__init__()
         self._codebook_size: int = config.codebook_size
-        self._num_codebooks: int = config.num_quantizers
+        self.num_codebooks: int = config.num_quantizers
         width, rates = config.hidden_size, tuple(config.upsample_rates)
         self.code_embedding = nn.Embedding(config.codebook_size * config.num_quantizers, width)
         self.pre_transformer = Transformer(config)
@@ -161,7 +161,7 @@ class Code2WavNetwork(nn.Module):
         """codes: int64 [num_streams, new frames, codebooks]. Returns samples in [-1, 1], [num_streams, new
         frames * samples per frame]. In a stream's first step, the first `CodecLayout.lead_samples` are
         undefined. Changes the state of the streams."""
-        tables = torch.arange(self._num_codebooks, device=codes.device) * self._codebook_size
+        tables = torch.arange(self.num_codebooks, device=codes.device) * self._codebook_size
         x = self.code_embedding(codes + tables).mean(2)
         x = self.pre_transformer(x, step).transpose(1, 2)
         for pair in self.upsample:

@@ -58,7 +58,7 @@ class Step:
 
     state: StreamState
     slots: torch.Tensor
-    """int64 [num_streams], all different."""
+    """int64 [num_streams], all different except in rows of padding, whose slot no stream has."""
     positions: torch.Tensor
     """Absolute index of each stream's first new frame, int64 [num_streams]."""
     num_known: torch.Tensor

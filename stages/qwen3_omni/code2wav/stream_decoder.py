@@ -1,20 +1,14 @@
 """Computes the windows of many streams, from the state that each stream's previous window left."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.state import Step, StreamState
+from stages.qwen3_omni.code2wav.passes import Passes
 from stages.qwen3_omni.code2wav.streams import Place, StreamTable
 from stages.qwen3_omni.codec_layout import Code2WavLayout
 from stages.qwen3_omni.codec_window import CodecWindow
-
-MAX_PIECE_FRAMES = 64
-"""Frames of one stream that the network computes at a time. More, such as the past of a stream that lost its
-state, take several passes, which give the same audio and limit the memory."""
 
 
 @dataclass(frozen=True)
@@ -41,25 +35,18 @@ class _Track:
     samples: list[torch.Tensor] = field(default_factory=list)
 
     @property
-    def next_piece(self) -> int:
-        """Number of frames of the next pass, at least 1."""
-        return min(self.num_silent or len(self.codes), MAX_PIECE_FRAMES)
+    def next_frames(self) -> int:
+        """Frames that passes may compute together; 0 if the window is finished."""
+        return self.num_silent or len(self.codes)
 
 
 class StreamDecoder:
-    """The network with the state of all streams."""
+    """Computes windows in passes of several streams."""
 
-    def __init__(
-        self, network: Code2WavNetwork, layout: Code2WavLayout, *, num_slots: int, max_frames_per_pass: int
-    ) -> None:
-        """A pass has at most `max_frames_per_pass` frames in total, or one stream. Raises `ConfigError` if
-        memory runs out."""
-        self._network = network
+    def __init__(self, passes: Passes, layout: Code2WavLayout) -> None:
+        self._passes = passes
         self._layout = layout
-        self._max_frames_per_pass = max_frames_per_pass
-        self._device = next(network.parameters()).device
-        self.state = StreamState(network, num_slots)
-        self.streams = StreamTable(num_slots)
+        self.streams = StreamTable(passes.num_slots)
 
     @torch.inference_mode()
     def run(self, jobs: Sequence[WindowJob]) -> list[torch.Tensor]:
@@ -72,9 +59,8 @@ class StreamDecoder:
         places = self.streams.enter(windows)
         try:
             tracks = [_track(job, place) for job, place in zip(jobs, places, strict=True)]
-            while unfinished := [track for track in tracks if len(track.codes)]:
-                for group in self._groups(unfinished):
-                    self._advance(group)
+            while unfinished := [track for track in tracks if track.next_frames]:
+                self._advance(unfinished)
             waveforms = [torch.cat(track.samples) for track in tracks]
             # One copy for all.
             on_host = torch.cat(waveforms).cpu()
@@ -84,23 +70,21 @@ class StreamDecoder:
         self.streams.leave(windows, places, [track.seen for track in tracks])
         return list(on_host.split([len(waveform) for waveform in waveforms]))
 
-    def _groups(self, tracks: Iterable[_Track]) -> Iterator[list[_Track]]:
-        """Tracks whose next pieces have the same length."""
-        by_length: defaultdict[int, list[_Track]] = defaultdict(list)
-        for track in tracks:
-            by_length[track.next_piece].append(track)
-        for length, group in by_length.items():
-            size = max(1, self._max_frames_per_pass // length)
-            for start in range(0, len(group), size):
-                yield group[start : start + size]
+    def _advance(self, tracks: Sequence[_Track]) -> None:
+        """Compute the next piece of the tracks whose piece is the longest. The rest of them may then go along
+        with the others."""
+        pieces = [self._passes.piece_frames(track.next_frames) for track in tracks]
+        length = max(pieces)
+        group = [track for track, piece in zip(tracks, pieces, strict=True) if piece == length]
+        size = self._passes.max_num_streams(length)
+        for start in range(0, len(group), size):
+            self._compute(group[start : start + size], length)
 
-    def _advance(self, group: Sequence[_Track]) -> None:
-        """Compute the next piece of each track; all have the same length."""
-        length = group[0].next_piece
-        codes = torch.stack([track.codes[:length] for track in group]).to(self._device)
-        numbers = [[t.slot for t in group], [t.seen.stop for t in group], [len(t.seen) for t in group]]
-        slots, positions, num_known = torch.tensor(numbers).to(self._device)
-        rows = self._network(codes, Step(self.state, slots, positions, num_known))
+    def _compute(self, group: Sequence[_Track], length: int) -> None:
+        """Compute the next `length` frames of each track in one pass."""
+        codes = torch.stack([track.codes[:length] for track in group])
+        places = torch.tensor([(track.slot, track.seen.stop, len(track.seen)) for track in group])
+        rows = self._passes.run(codes, places)
         for track, row in zip(group, rows, strict=True):
             if track.num_silent:
                 track.num_silent -= length

@@ -11,6 +11,7 @@ from omni_server.engine.engine_args import diffusion_engine_args
 from omni_server.errors import ConfigError
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from stages.qwen2_5_omni.options import Code2WavStage, SolverConfig
+from stages.qwen3_omni.options import Code2WavStage as Qwen3Code2WavStage
 
 
 def overrides(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -117,6 +118,25 @@ def test_the_precision_is_the_models_own_affair(tmp_path: Path) -> None:
     assert runtime_config(tmp_path, "cuda").compute_dtype == "float16"
     for dtype in ("float32", "bfloat16", "float16"):
         assert runtime_config(tmp_path, "cuda", dtype=dtype).compute_dtype == dtype
+
+
+def test_a_family_may_choose_another_precision_on_a_gpu(tmp_path: Path) -> None:
+    fields = {"engine": "diffusion", "model_stage": "code2wav", "max_model_len": 128}
+    for platform, dtype, expected in (
+        ("cuda", "auto", "bfloat16"),
+        ("cuda", "float16", "float16"),
+        ("cpu", "auto", "float32"),
+    ):
+        arguments = diffusion_engine_args(
+            tmp_path,
+            Qwen3Code2WavStage.model_validate(fields | {"dtype": dtype}),
+            platform="cuda" if platform == "cuda" else "cpu",
+            load_format="auto",
+            hf_overrides=overrides,
+            carries_state=True,
+        )
+        assert isinstance(arguments.additional_config, DiffusionRuntimeConfig)
+        assert arguments.additional_config.compute_dtype == expected
 
 
 def test_the_fast_path_is_for_cuda_and_can_be_turned_off(tmp_path: Path) -> None:

@@ -135,6 +135,23 @@ def test_footprints_name_every_weight_of_the_checkpoint_once(checkpoint: Path) -
     assert "talker.hidden_projection.linear_fc1.weight" in footprints["thinker"].tensors
 
 
+@pytest.mark.parametrize(
+    ("dtype", "computed", "value_bytes"),
+    [("auto", "bfloat16", 2), ("float16", "float16", 2), ("float32", "float32", 4)],
+)
+def test_the_decoders_state_has_the_type_it_computes_in(
+    checkpoint: Path, dtype: str, computed: str, value_bytes: int
+) -> None:
+    on_cpu = load_stage_config(find_shipped_config("qwen3_omni.demo-cpu"))
+    on_gpu = load_stage_config(find_shipped_config("qwen3_omni"))
+    stage = on_gpu.stages["code2wav"].model_copy(update={"dtype": dtype})
+    on_gpu = on_gpu.model_copy(update={"stages": {**on_gpu.stages, "code2wav": stage}})
+    in_float32 = FAMILY.footprints(checkpoint, on_cpu)["code2wav"]
+    footprint = FAMILY.footprints(checkpoint, on_gpu)["code2wav"]
+    assert (in_float32.dtype, footprint.dtype) == ("float32", computed)
+    assert 4 * footprint.stream_state_bytes == value_bytes * in_float32.stream_state_bytes
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_shipped_configs_are_valid(name: str) -> None:
     config = load_stage_config(find_shipped_config(name))

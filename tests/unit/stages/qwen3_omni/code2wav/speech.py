@@ -5,6 +5,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 
 from stages.qwen3_omni.code2wav.model import layout_of
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
+from stages.qwen3_omni.code2wav.passes import EagerPasses
 from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder, WindowJob
 from stages.qwen3_omni.codec_window import CodecWindow, encode_frame
 
@@ -52,20 +53,21 @@ class Stream:
 def single_pass(reference: Qwen3OmniMoeCode2Wav, codes: torch.Tensor) -> torch.Tensor:
     """codes: [num_frames, codebooks]."""
     with torch.inference_mode():
-        return reference(codes.T[None])[0, 0]
+        return reference(codes.T[None].to(reference.device))[0, 0].cpu()
+
+
+def network_like(reference: Qwen3OmniMoeCode2Wav) -> Code2WavNetwork:
+    network = Code2WavNetwork(reference.config).to(reference.device, reference.dtype)
+    network.load_state_dict(reference.state_dict())
+    return network
 
 
 def decoder_like(
     reference: Qwen3OmniMoeCode2Wav, *, num_slots: int = 4, max_frames_per_pass: int = 256
 ) -> StreamDecoder:
-    network = Code2WavNetwork(reference.config).to(reference.dtype)
-    network.load_state_dict(reference.state_dict())
-    return StreamDecoder(
-        network,
-        layout_of(reference.config),
-        num_slots=num_slots,
-        max_frames_per_pass=max_frames_per_pass,
-    )
+    """Computes eagerly."""
+    passes = EagerPasses(network_like(reference), num_slots=num_slots, max_frames=max_frames_per_pass)
+    return StreamDecoder(passes, layout_of(reference.config))
 
 
 def advance(decoder: StreamDecoder, *parts: tuple[Stream, int]) -> None:

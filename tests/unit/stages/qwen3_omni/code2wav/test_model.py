@@ -10,7 +10,6 @@ from transformers import PreTrainedConfig
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-from omni_server.config.stages import DiffusionStage
 from omni_server.errors import ConfigError
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
@@ -19,10 +18,12 @@ from stages.qwen3_omni.code2wav.network import Code2WavNetwork
 from stages.qwen3_omni.code2wav.state import Step
 from stages.qwen3_omni.codec_window import encode_codec_window
 from stages.qwen3_omni.hf_overrides import CODE2WAV, code2wav_config
+from stages.qwen3_omni.options import Code2WavStage
 from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
 from tests.reference.qwen3_code2wav import random_code2wav, small_config
 from tests.unit.stages.diffusion import new_request, outcomes, runner_for, step
 from tests.unit.stages.qwen3_omni.code2wav.speech import Stream
+from tests.unit.stages.qwen3_omni.code2wav.tape import TapeRecorder
 
 torch.set_num_threads(1)
 
@@ -54,16 +55,20 @@ def weights(reference: Qwen3OmniMoeCode2Wav) -> Weights:
 
 
 def model_with(
-    config: PreTrainedConfig, *, num_streams: int = 4, compute_dtype: ComputeDtype = "float32"
+    config: PreTrainedConfig,
+    *,
+    num_streams: int = 4,
+    compute_dtype: ComputeDtype = "float32",
+    is_fast: bool = False,
 ) -> Qwen3OmniCode2Wav:
-    stage = DiffusionStage(
+    stage = Code2WavStage(
         model_stage="code2wav",
         engine="diffusion",
         max_num_seqs=2,
         max_num_batched_tokens=1024,
         max_model_len=1024,
     )
-    runtime = DiffusionRuntimeConfig(stage, compute_dtype, is_fast=False, num_streams=num_streams)
+    runtime = DiffusionRuntimeConfig(stage, compute_dtype, is_fast=is_fast, num_streams=num_streams)
     return Qwen3OmniCode2Wav(vllm_config=EngineConfig(ModelConfig(config), runtime))  # type: ignore[arg-type]
 
 
@@ -169,6 +174,33 @@ def test_a_stream_needs_no_state_if_it_is_one_window(
     for stream, waveform in zip(streams, waveforms, strict=True):
         stream.samples.append(waveform)
         assert stream.error() < 1e-5
+
+
+def test_graphs_are_recorded_before_the_first_request(
+    reference: Qwen3OmniMoeCode2Wav, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the fast path, and without it never."""
+    recorder = TapeRecorder()
+    monkeypatch.setattr("stages.qwen3_omni.code2wav.model.CudaGraphRecorder", lambda: recorder)
+    plain, fast = (model_with(reference.config, is_fast=is_fast) for is_fast in (False, True))
+    plain.load_weights(weights.items())
+    plain.prepare()
+    assert recorder.num_recorded == 0
+    fast.load_weights(weights.items())
+    fast.prepare()
+    assert recorder.num_recorded == 8  # 1, 2, 4 and 8 frames of one and two streams
+    with torch.inference_mode():
+        for model in (plain, fast):
+            streams = [Stream(reference, 12, "a"), Stream(reference, 11, "b")]
+            for sizes in ((3, 8), (9, 3)):
+                parts = list(zip(streams, sizes, strict=True))
+                waveforms = model.sample(batch(*(request(*part) for part in parts)))
+                for (stream, size), waveform in zip(parts, waveforms, strict=True):
+                    stream.samples.append(waveform)
+                    stream.done += size
+            assert max(stream.error() for stream in streams) < 1e-5
+    assert recorder.num_recorded == 8
+    assert recorder.replayed
 
 
 def test_every_invalid_request_is_named_before_anything_runs(

@@ -11,10 +11,18 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 
 from stages.qwen3_omni.code2wav.model import layout_of
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
+from stages.qwen3_omni.code2wav.passes import MAX_PIECE_FRAMES, EagerPasses
 from stages.qwen3_omni.code2wav.state import Step, StreamState, values_per_stream
-from stages.qwen3_omni.code2wav.stream_decoder import MAX_PIECE_FRAMES
+from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder
 from tests.reference.qwen3_code2wav import LEVEL, random_code2wav, small_config
-from tests.unit.stages.qwen3_omni.code2wav.speech import Stream, advance, decode, decoder_like, single_pass
+from tests.unit.stages.qwen3_omni.code2wav.speech import (
+    Stream,
+    advance,
+    decode,
+    decoder_like,
+    network_like,
+    single_pass,
+)
 
 torch.set_num_threads(1)
 
@@ -140,9 +148,10 @@ def test_25_frames_of_context_instead_of_the_state_give_other_audio() -> None:
 
 def test_an_aborted_stream_leaves_nothing_in_its_slot(reference: Qwen3OmniMoeCode2Wav) -> None:
     """Not even values that are not finite."""
-    decoder = decoder_like(reference, num_slots=1)
+    passes = EagerPasses(network_like(reference), num_slots=1, max_frames=256)
+    decoder = StreamDecoder(passes, layout_of(reference.config))
     advance(decoder, (Stream(reference, 40, "aborted"), 20))
-    for memory in decoder.state.of_layer.values():
+    for memory in passes.state.of_layer.values():
         memory.fill_(float("nan"))
     stream = Stream(reference, 20)
     decode(decoder, stream, (1, 2, 4))
@@ -191,13 +200,13 @@ def test_memory_is_that_of_the_published_sizes() -> None:
 
 
 def test_memory_does_not_grow(reference: Qwen3OmniMoeCode2Wav) -> None:
-    decoder = decoder_like(reference, num_slots=2)
-    before = [memory.data_ptr() for memory in decoder.state.of_layer.values()]
+    passes = EagerPasses(network_like(reference), num_slots=2, max_frames=256)
+    decoder = StreamDecoder(passes, layout_of(reference.config))
+    before = [memory.data_ptr() for memory in passes.state.of_layer.values()]
     for number in range(20):  # none ends
         advance(decoder, (Stream(reference, 12, str(number)), 4))
-    assert isinstance(decoder.state, StreamState)
-    assert [memory.data_ptr() for memory in decoder.state.of_layer.values()] == before
-    assert {memory.shape[0] for memory in decoder.state.of_layer.values()} == {2}
+    assert [memory.data_ptr() for memory in passes.state.of_layer.values()] == before
+    assert {memory.shape[0] for memory in passes.state.of_layer.values()} == {2}
 
 
 def test_the_network_reads_no_value_on_the_host() -> None:

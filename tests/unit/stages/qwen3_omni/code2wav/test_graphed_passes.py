@@ -1,0 +1,240 @@
+"""Passes recorded for fixed shapes, replayed on a CPU as a CUDA graph would, against eager passes and
+transformers' single pass."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
+
+from omni_server.errors import ConfigError
+from stages.qwen3_omni.code2wav.graphed_passes import GraphedPasses, Work, graph_sizes
+from stages.qwen3_omni.code2wav.model import layout_of
+from stages.qwen3_omni.code2wav.network import Code2WavNetwork
+from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder
+from tests.reference.qwen3_code2wav import random_code2wav, small_config
+from tests.unit.stages.qwen3_omni.code2wav.speech import (
+    Stream,
+    advance,
+    decode,
+    decoder_like,
+    network_like,
+)
+from tests.unit.stages.qwen3_omni.code2wav.tape import TapeRecorder
+
+torch.set_num_threads(1)
+
+EXACT = 1e-12
+"""Largest deviation in float64."""
+
+
+@pytest.fixture(scope="module")
+def reference() -> Qwen3OmniMoeCode2Wav:
+    return random_code2wav(small_config(), torch.float64)
+
+
+@dataclass
+class Graphed:
+    passes: GraphedPasses
+    decoder: StreamDecoder
+    recorder: TapeRecorder
+
+
+def graphed(
+    reference: Qwen3OmniMoeCode2Wav, *, num_slots: int = 6, max_num_streams: int = 6, max_frames: int = 48
+) -> Graphed:
+    recorder = TapeRecorder()
+    passes = GraphedPasses(
+        network_like(reference),
+        recorder,
+        num_slots=num_slots,
+        max_num_streams=max_num_streams,
+        max_frames=max_frames,
+    )
+    return Graphed(passes, StreamDecoder(passes, layout_of(reference.config)), recorder)
+
+
+def slot_contents(passes: GraphedPasses, slot: int) -> list[torch.Tensor]:
+    return [memory[slot].clone() for memory in passes.state.of_layer.values()]
+
+
+def is_equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def fill_spare_slot(passes: GraphedPasses, value: float) -> None:
+    for memory in passes.state.of_layer.values():
+        assert len(memory) == passes.num_slots + 1
+        memory[-1].fill_(value)
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "max_num_streams", "max_frames"), [(6, 6, 48), (4, 3, 8)], ids=["roomy", "tight"]
+)
+def test_graphs_give_what_eager_passes_give(
+    reference: Qwen3OmniMoeCode2Wav, num_slots: int, max_num_streams: int, max_frames: int
+) -> None:
+    """Steps of one to `max_num_streams` windows of 1 to 21 frames. Streams begin at different times; some are
+    aborted, and there are more of them than slots, so that live ones lose their state as well."""
+    graphs = graphed(reference, num_slots=num_slots, max_num_streams=max_num_streams, max_frames=max_frames)
+    fill_spare_slot(graphs.passes, float("nan"))
+    eager = decoder_like(reference, num_slots=num_slots)
+    rng = random.Random(num_slots)
+    waiting = [Stream(reference, rng.randint(3, 60), str(number)) for number in range(14)]
+    ended: list[Stream] = []
+    live: list[Stream] = []
+    num_lost = num_mixed = num_aborted = 0
+    while live or waiting:
+        while waiting and len(live) <= num_slots:  # one more than can have state
+            live.append(waiting.pop())
+        step = rng.sample(live, rng.randint(1, min(max_num_streams, len(live))))
+        usual = rng.choice([1, 2, 4, 8])
+        sizes = [min(stream.num_left, rng.choice([usual, usual, rng.randint(1, 21)])) for stream in step]
+        jobs = [stream.job(size) for stream, size in zip(step, sizes, strict=True)]
+        num_lost += sum(stream.done > 0 and eager.streams.end_of(stream.name) is None for stream in step)
+        num_mixed += len({stream.done == 0 for stream in step}) == 2
+        results = zip(graphs.decoder.run(jobs), eager.run(jobs), strict=True)
+        for stream, size, (samples, expected) in zip(step, sizes, results, strict=True):
+            assert samples.shape == expected.shape
+            assert float((samples - expected).abs().max()) <= EXACT
+            stream.samples.append(samples)
+            stream.done += size
+        ended += [stream for stream in live if not stream.num_left]
+        live = [stream for stream in live if stream.num_left]
+        if live and rng.random() < 0.15:
+            live.remove(rng.choice(live))
+            num_aborted += 1
+    assert min(num_lost, num_mixed, num_aborted) >= 1
+    assert max(stream.error() for stream in ended) <= EXACT
+
+
+@pytest.mark.parametrize("num_streams", [1, 3, 5])
+def test_padding_leaves_other_slots_alone(reference: Qwen3OmniMoeCode2Wav, num_streams: int) -> None:
+    """In steps of fewer streams than a graph has rows, whatever the slot of the padding holds."""
+    graphs = graphed(reference, num_slots=8, max_num_streams=8)
+    fill_spare_slot(graphs.passes, float("inf"))
+    streams = [Stream(reference, 20 + number, str(number)) for number in range(8)]
+    advance(graphs.decoder, *((stream, 4) for stream in streams))
+    before = [slot_contents(graphs.passes, slot) for slot in range(8)]
+    advance(graphs.decoder, *((stream, 2) for stream in streams[:num_streams]))
+    after = [slot_contents(graphs.passes, slot) for slot in range(8)]
+    changed = sum(not is_equal(old, new) for old, new in zip(before, after, strict=True))
+    assert changed == num_streams
+    while left := [stream for stream in streams if stream.num_left]:
+        advance(graphs.decoder, *((stream, 3) for stream in left))
+    assert max(stream.error() for stream in streams) <= EXACT
+
+
+def test_recording_changes_no_slot_of_a_stream(reference: Qwen3OmniMoeCode2Wav) -> None:
+    passes = graphed(reference, num_slots=3).passes
+    for slot in range(3):
+        assert all(not values.any() for values in slot_contents(passes, slot))
+
+
+def test_shapes_are_powers_of_two_within_the_limits_the_largest_first(
+    reference: Qwen3OmniMoeCode2Wav, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[tuple[int, int]] = []
+    forward = Code2WavNetwork.forward
+
+    def noting(self: Code2WavNetwork, codes: torch.Tensor, *rest: object) -> torch.Tensor:
+        shapes.append((codes.shape[0], codes.shape[1]))
+        return forward(self, codes, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Code2WavNetwork, "forward", noting)
+    recorder = graphed(reference, max_num_streams=5, max_frames=20).recorder
+    expected = {
+        *((size, 1) for size in (1, 2, 4, 5)),
+        *((size, 2) for size in (1, 2, 4, 5)),
+        *((size, 4) for size in (1, 2, 4, 5)),
+        *((size, 8) for size in (1, 2)),
+    }
+    assert recorder.num_recorded == len(expected)
+    tried, recorded = shapes[: len(expected)], shapes[len(expected) :]
+    assert tried == recorded, "each pass is tried before it is recorded, as kernels have to be compiled"
+    assert set(recorded) == expected
+    num_frames = [size * length for size, length in recorded]
+    assert num_frames == sorted(num_frames, reverse=True)
+
+
+def test_longest_passes_follow_the_limit_of_a_step(reference: Qwen3OmniMoeCode2Wav) -> None:
+    passes = graphed(reference, max_num_streams=4, max_frames=3).passes
+    assert [passes.piece_frames(number) for number in (1, 2, 3, 100)] == [1, 2, 2, 2]
+    assert [passes.max_num_streams(length) for length in (1, 2)] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "lengths"),
+    [(1, [1]), (2, [2]), (3, [2, 1]), (7, [4, 2, 1]), (8, [8]), (21, [8, 8, 4, 1]), (64, [8] * 8)],
+)
+def test_windows_are_split_into_passes(
+    reference: Qwen3OmniMoeCode2Wav, num_frames: int, lengths: list[int]
+) -> None:
+    graphs = graphed(reference, max_num_streams=1)
+    advance(graphs.decoder, (Stream(reference, num_frames), num_frames))
+    by_number = dict(enumerate([8, 4, 2, 1]))  # the largest is recorded first
+    assert [by_number[number] for number in graphs.recorder.replayed] == lengths
+
+
+def test_windows_of_different_lengths_share_passes(reference: Qwen3OmniMoeCode2Wav) -> None:
+    """12 frames are 8 and 4, and 6 are 4 and 2: two streams need one pass of each length."""
+    graphs = graphed(reference)
+    advance(graphs.decoder, *((Stream(reference, n, str(n)), n) for n in (6, 12)))
+    assert len(graphs.recorder.replayed) == 3
+
+
+def test_no_pass_runs_eagerly(reference: Qwen3OmniMoeCode2Wav, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even those that compute a lost state again."""
+    graphs = graphed(reference, num_slots=1, max_num_streams=1)
+
+    def forward(*arguments: object) -> torch.Tensor:
+        raise AssertionError("an eager pass")
+
+    monkeypatch.setattr(Code2WavNetwork, "forward", forward)
+    streams = Stream(reference, 50), Stream(reference, 51, "other")
+    for size in (35, 5, 4):
+        for stream in streams:
+            assert graphs.decoder.streams.end_of(stream.name) is None
+            advance(graphs.decoder, (stream, size))
+    for stream in streams:
+        decode(graphs.decoder, stream, (5,))
+    assert max(stream.error() for stream in streams) <= EXACT
+
+
+def test_more_streams_than_the_largest_graph_has_rows_take_several_passes(
+    reference: Qwen3OmniMoeCode2Wav,
+) -> None:
+    graphs = graphed(reference, max_num_streams=2)
+    streams = [Stream(reference, 8 + number, str(number)) for number in range(5)]
+    advance(graphs.decoder, *((stream, 8) for stream in streams))
+    assert len(graphs.recorder.replayed) == 3
+    for stream in streams:
+        decode(graphs.decoder, stream, (8,))
+    assert max(stream.error() for stream in streams) <= EXACT
+
+
+def test_results_outlive_later_passes(reference: Qwen3OmniMoeCode2Wav) -> None:
+    """The memory of a graph's results is written again by its next replay."""
+    passes = graphed(reference).passes
+    codes, places = torch.zeros(1, 2, 16, dtype=torch.int64), torch.tensor([[0, 0, 0]])
+    with torch.inference_mode():
+        first = passes.run(codes, places)
+        before = first.clone()
+        assert not torch.equal(passes.run(codes + 7, torch.tensor([[0, 2, 2]])), first)
+    assert torch.equal(first, before)
+
+
+def test_too_little_memory_for_graphs_is_a_config_error(reference: Qwen3OmniMoeCode2Wav) -> None:
+    def recorder(work: Work) -> Work:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(ConfigError, match="no room for CUDA graphs of up to 2 streams: raise its"):
+        GraphedPasses(network_like(reference), recorder, num_slots=2, max_num_streams=2, max_frames=8)
+
+
+@pytest.mark.parametrize(
+    ("largest", "sizes"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (64, [1, 2, 4, 8, 16, 32, 64])]
+)
+def test_graphs_have_these_numbers_of_rows(largest: int, sizes: list[int]) -> None:
+    assert graph_sizes(largest) == sizes
