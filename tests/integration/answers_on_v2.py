@@ -24,18 +24,16 @@ from tests.integration.live import LiveOmni, demo_config
 from tests.reference.cases import CASES
 from tests.reference.qwen3_cases import QWEN3_CASES
 
-CRAMPED = {"max_model_len": 288, "max_num_batched_tokens": 64}
-"""Steps too small for a prompt with media."""
-FEW_BLOCKS = {"num_gpu_blocks_override": 10, "mm_processor_cache_gb": 0}
-"""Too few for all requests at once: some are preempted."""
+BLOCK_SIZE = 32
 COMPARING_WORKER = "tests.integration.worker_that_compares.ComparingWorker"
 """Each step that one kernel prepares is prepared by vLLM, too; the engine ends with the first difference."""
 
 FAMILIES = {
-    "qwen2_5_omni": (demo_config, CASES, parity.request_for),
-    "qwen3_omni": (qwen3_parity.qwen3_config, QWEN3_CASES, qwen3_parity.request_for),
+    "qwen2_5_omni": (demo_config, CASES, parity.request_for, 10),
+    "qwen3_omni": (qwen3_parity.qwen3_config, QWEN3_CASES, qwen3_parity.request_for, 7),
 }
-"""Demo config, cases, and what makes a request of one."""
+"""Demo config, cases, what makes a request of one, and KV blocks: too few for all requests at once, so some are
+preempted."""
 
 
 def schedule_asynchronously(patch: pytest.MonkeyPatch) -> None:
@@ -57,8 +55,13 @@ def schedule_asynchronously(patch: pytest.MonkeyPatch) -> None:
 
 
 def answers(family: str, model_dir: Path, names: list[str]) -> dict[str, Any]:
-    config, cases, request_for = FAMILIES[family]
-    stages = {name: CRAMPED | {"engine_args": dict(FEW_BLOCKS)} for name in ("thinker", "talker")}
+    config, cases, request_for, num_blocks = FAMILIES[family]
+    cramped = {
+        "max_model_len": BLOCK_SIZE * (num_blocks - 1),  # vLLM uses none of the first block
+        "max_num_batched_tokens": 64,  # too few for all prompts, or for one with media
+    }
+    few_blocks = {"num_gpu_blocks_override": num_blocks, "mm_processor_cache_gb": 0}
+    stages = {name: cramped | {"engine_args": dict(few_blocks)} for name in ("thinker", "talker")}
     live = LiveOmni(model_dir, config(chunks={"mode": "whole"}, stages=stages))
     try:
         together = live.answers([request_for(cases[name], None) for name in names])
