@@ -1,6 +1,8 @@
 """Answers cases on vLLM's V2 model runner, on a CPU, and prints as JSON what came out. Used by
 test_v2_runner.
 
+The arguments are a family of `FAMILIES`, a checkpoint folder, and names of the family's cases.
+
 Needs tests/integration/v2_on_cpu on PYTHONPATH. As on a GPU, the autoregressive engines schedule
 asynchronously, which vLLM switches off on CPUs; both that and the choice of our scheduler are changed in this
 process, which builds the engines' configs.
@@ -17,16 +19,21 @@ from vllm.platforms.cpu import CpuPlatform
 
 from omni_server.engine import launcher
 from omni_server.engine.engine_args import ASYNC_SCHEDULER, ar_engine_args
+from tests.integration import parity, qwen3_parity
 from tests.integration.live import LiveOmni, demo_config
-from tests.integration.parity import request_for
 from tests.reference.cases import CASES
+from tests.reference.qwen3_cases import QWEN3_CASES
 
-CRAMPED = {"max_model_len": 288, "max_num_batched_tokens": 64}
-"""Steps too small for a prompt with media."""
-FEW_BLOCKS = {"num_gpu_blocks_override": 10, "mm_processor_cache_gb": 0}
-"""Too few for all requests at once: some are preempted."""
+BLOCK_SIZE = 32
 COMPARING_WORKER = "tests.integration.worker_that_compares.ComparingWorker"
 """Each step that one kernel prepares is prepared by vLLM, too; the engine ends with the first difference."""
+
+FAMILIES = {
+    "qwen2_5_omni": (demo_config, CASES, parity.request_for, 10),
+    "qwen3_omni": (qwen3_parity.qwen3_config, QWEN3_CASES, qwen3_parity.request_for, 7),
+}
+"""Demo config, cases, what makes a request of one, and KV blocks: too few for all requests at once, so some are
+preempted."""
 
 
 def schedule_asynchronously(patch: pytest.MonkeyPatch) -> None:
@@ -47,11 +54,17 @@ def schedule_asynchronously(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(launcher, "ar_engine_args", engine_args)
 
 
-def answers(model_dir: Path, names: list[str]) -> dict[str, Any]:
-    stages = {name: CRAMPED | {"engine_args": dict(FEW_BLOCKS)} for name in ("thinker", "talker")}
-    live = LiveOmni(model_dir, demo_config(chunks={"mode": "whole"}, stages=stages))
+def answers(family: str, model_dir: Path, names: list[str]) -> dict[str, Any]:
+    config, cases, request_for, num_blocks = FAMILIES[family]
+    cramped = {
+        "max_model_len": BLOCK_SIZE * (num_blocks - 1),  # vLLM uses none of the first block
+        "max_num_batched_tokens": 64,  # too few for all prompts, or for one with media
+    }
+    few_blocks = {"num_gpu_blocks_override": num_blocks, "mm_processor_cache_gb": 0}
+    stages = {name: cramped | {"engine_args": dict(few_blocks)} for name in ("thinker", "talker")}
+    live = LiveOmni(model_dir, config(chunks={"mode": "whole"}, stages=stages))
     try:
-        together = live.answers([request_for(CASES[name], None) for name in names])
+        together = live.answers([request_for(cases[name], None) for name in names])
         return {
             "generations": live.runner_generations(),
             "text_ids": [answer.token_ids for answer in together],
@@ -68,4 +81,4 @@ def answers(model_dir: Path, names: list[str]) -> dict[str, Any]:
 if __name__ == "__main__":
     with pytest.MonkeyPatch.context() as patch:
         schedule_asynchronously(patch)
-        sys.stdout.write(json.dumps(answers(Path(sys.argv[1]), sys.argv[2:])) + "\n")
+        sys.stdout.write(json.dumps(answers(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])) + "\n")

@@ -9,11 +9,15 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.offline import OmniOutput
 from omni_server.types import OmniRequest, SamplingConfig
 from tests.integration.live import changed_config, spoken
+from tests.integration.parity import signal_to_noise_db
 from tests.reference.cases import Case
 from tests.reference.qwen3_cases import run, stop_ids
 from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
 
 QWEN3_CONFIG = Path(__file__).resolve().parents[2] / "configs" / "qwen3_omni.demo-cpu.yaml"
+
+WAVEFORM_SNR_DB = 90.0
+"""The decoder has no solver that would amplify float32 rounding."""
 
 
 @dataclass(frozen=True)
@@ -53,3 +57,9 @@ def same_answer(answer: OmniOutput, expected: Qwen3Expected) -> None:
     assert answer.token_ids == expected.result.text_ids
     assert answer.codes == expected.result.codes
     assert answer.audio.shape == expected.result.waveform.shape
+
+
+def same_speech(answer: OmniOutput, expected: Qwen3Expected) -> None:
+    """As `same_answer`, and the waveform."""
+    same_answer(answer, expected)
+    assert signal_to_noise_db(expected.result.waveform, answer.audio) > WAVEFORM_SNR_DB
