@@ -52,6 +52,10 @@ class Before:
     baseline: dict[str, float]
 
 
+CHECKPOINTS = {QWEN2_5_OMNI.name: "checkpoint", QWEN3_OMNI.name: "qwen3_checkpoint"}
+"""The fixture of a family's demo checkpoint, by the family's name."""
+
+
 class SharedServers:
     """One server for each family, and how it was before the first fault."""
 
@@ -120,9 +124,8 @@ def shared_servers(
     request: pytest.FixtureRequest, orders: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedServers]:
     """They look for orders in `orders`."""
-    names = {QWEN2_5_OMNI.name: "checkpoint", QWEN3_OMNI.name: "qwen3_checkpoint"}
     servers = SharedServers(
-        tmp_path_factory.mktemp("server"), lambda family: request.getfixturevalue(names[family.name])
+        tmp_path_factory.mktemp("server"), lambda family: request.getfixturevalue(CHECKPOINTS[family.name])
     )
     try:
         yield servers

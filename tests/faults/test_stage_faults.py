@@ -250,6 +250,14 @@ def test_thinker_killed_while_nobody_needs_it(
         check_while_down("thinker", server, client, before)
 
 
+def running_in_thinker(now: dict[str, float]) -> list[float]:
+    values = [
+        v for name, v in now.items() if name.startswith("vllm:num_requests_running") and "thinker" in name
+    ]
+    assert values
+    return values
+
+
 @for_each_family
 def test_thinker_killed_while_its_last_text_is_being_spoken(
     server: SupervisedServer, client: httpx2.Client, before: Before
@@ -261,7 +269,7 @@ def test_thinker_killed_while_its_last_text_is_being_spoken(
         }
         speech = Listening(client, body)
         speech.until('"data":')
-        speech.until('"data":')
+        wait_until(lambda: not any(running_in_thinker(samples(client))), 30)
         server.signal("thinker", signal.SIGKILL)
         server.wait_until_down(client, "thinker")
         last = speech.rest()
