@@ -13,7 +13,7 @@ from tests.integration.checklist.guarded import KEY, MediaHost
 from tests.integration.checklist.test_chat import SHORT, completion_of
 from tests.integration.server_process import ServerProcess
 from tests.integration.test_server import IMAGE_PART, SPEECH_PART, VIDEO_PART, arguments, spoken, written
-from tests.omni_families import for_each_family
+from tests.omni_families import OmniFamily, for_each_family
 from tests.unit.api.clients import URL, base64_of, error_of, media, tone
 
 
@@ -71,12 +71,12 @@ def test_c20_wav_that_is_declared_as_mp3(curl: Curl) -> None:
 
 
 @for_each_family
-def test_c21_picture_is_counted(official: openai.OpenAI) -> None:
+def test_c21_picture_is_counted(family: OmniFamily, official: openai.OpenAI) -> None:
     completion = official.chat.completions.create(**arguments(written([IMAGE_PART], **SHORT)))
     assert completion.usage is not None
     details = completion.usage.prompt_tokens_details
     assert details is not None
-    assert details.to_dict()["image_tokens"] == 20  # 140 x 112 in squares of 28
+    assert details.to_dict()["image_tokens"] == family.image_tokens[0]
 
 
 @for_each_family

@@ -39,9 +39,10 @@ def speech(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not ...}
 
 
-def pcm_of(curl: Curl, **fields: Any) -> bytes:
+def pcm_of(curl: Curl, family: OmniFamily, **fields: Any) -> bytes:
     response = curl.post(SPEECH_URL, speech(response_format="pcm", **fields))
     assert response.status_code == 200, response.text
+    assert len(response.content) == 2 * family.num_samples(NUM_CODES)
     return response.content
 
 
@@ -112,7 +113,7 @@ def test_t07_speech_is_as_fast_as_asked_for(family: OmniFamily, curl: Curl, spee
 
 @for_each_family
 def test_t09_voice_may_be_left_out(family: OmniFamily, curl: Curl) -> None:
-    assert pcm_of(curl, voice=...) == pcm_of(curl, voice=family.default_voice)
+    assert pcm_of(curl, family, voice=...) == pcm_of(curl, family, voice=family.default_voice)
 
 
 @for_each_family
@@ -123,8 +124,8 @@ def test_t10_unknown_voice_is_refused_with_the_known_ones(family: OmniFamily, cu
 
 
 @for_each_family
-def test_t11_instructions_are_heard_and_none_are_none(curl: Curl) -> None:
-    plain, none, whisper = (pcm_of(curl, instructions=text) for text in (..., "None", "Whisper."))
+def test_t11_instructions_are_heard_and_none_are_none(family: OmniFamily, curl: Curl) -> None:
+    plain, none, whisper = (pcm_of(curl, family, instructions=text) for text in (..., "None", "Whisper."))
     assert plain == none != whisper
 
 
