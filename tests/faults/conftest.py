@@ -1,8 +1,8 @@
-"""One server for all faults that it survives."""
+"""One server of each family for all faults that it survives."""
 
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +21,17 @@ from tests.faults.supervised_server import (
 )
 from tests.integration.server_process import wait_until
 from tests.integration.test_server import answer_to, outcome, spoken, written
+from tests.omni_families import QWEN2_5_OMNI, QWEN3_OMNI, OmniFamily
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_demo_checkpoint(tmp_path_factory.mktemp("faults") / "checkpoint")
+
+
+@pytest.fixture(scope="session")
+def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_checkpoint(tmp_path_factory.mktemp("qwen3") / "checkpoint", family="qwen3_omni")
 
 
 @pytest.fixture(scope="session")
@@ -37,37 +43,6 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="session")
-def server(
-    checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SupervisedServer]:
-    """After the last test, SIGTERM must end it as cleanly as if nothing had happened, with a stage that is
-    being restarted as well."""
-    folder = tmp_path_factory.mktemp("server")
-    config = write_config(
-        folder / "stages.yaml", failing=True, hang_timeout_s=HANG_TIMEOUT_S, max_restarts=100, max_backoff_s=0
-    )
-    process = SupervisedServer(checkpoint, folder / "log.txt", "--stage-config", str(config), is_forked=False)
-    try:
-        yield process
-        before = process.shared_files().keys()
-        process.signal("talker", signal.SIGKILL)
-        with process.client() as client:
-            process.wait_until_down(client, "talker")
-        # The next one has made a semaphore, which it will not be able to remove.
-        wait_until(
-            lambda: any(name.startswith("sem.mp-") for name in process.shared_files().keys() - before),
-            RECOVERY_TIMEOUT_S,
-        )
-        exit_code = process.terminate()
-    finally:
-        process.process.kill()
-        process.process.wait()
-    assert exit_code == 0, process.log
-    process.wait_until_nothing_is_left()
-    assert "resource_tracker" not in process.log, "semaphores or shared memory of a dead engine were left"
-
-
 @dataclass(frozen=True)
 class Before:
     """The server as it was before the first fault."""
@@ -77,17 +52,109 @@ class Before:
     baseline: dict[str, float]
 
 
+CHECKPOINTS = {QWEN2_5_OMNI.name: "checkpoint", QWEN3_OMNI.name: "qwen3_checkpoint"}
+"""The fixture of a family's demo checkpoint, by the family's name."""
+
+
+class SharedServers:
+    """One server for each family, and how it was before the first fault."""
+
+    def __init__(self, folder: Path, checkpoints: Callable[[OmniFamily], Path]) -> None:
+        self._folder = folder
+        self._checkpoints = checkpoints
+        self._servers: dict[str, SupervisedServer] = {}
+        self._before: dict[str, Before] = {}
+
+    def of(self, family: OmniFamily) -> SupervisedServer:
+        if family.name not in self._servers:
+            config = write_config(
+                self._folder / f"{family.name}.yaml",
+                failing=True,
+                family=family,
+                hang_timeout_s=HANG_TIMEOUT_S,
+                max_restarts=100,
+                max_backoff_s=0,
+            )
+            self._servers[family.name] = SupervisedServer(
+                self._checkpoints(family),
+                self._folder / f"{family.name}.txt",
+                *("--stage-config", str(config)),
+                is_forked=False,
+            )
+        return self._servers[family.name]
+
+    def before(self, family: OmniFamily, client: httpx2.Client) -> Before:
+        if family.name not in self._before:
+            server = self.of(family)
+            speech, text = outcome(answer_to(client, spoken())), outcome(answer_to(client, written()))
+            server.wait_until_idle()
+            self._before[family.name] = Before(speech, text, server.baseline(client))
+        return self._before[family.name]
+
+    def end(self) -> None:
+        """SIGTERM must end each as cleanly as if nothing had happened, with a stage that is being restarted
+        as well."""
+        for server in self._servers.values():
+            before = server.shared_files().keys()
+            server.signal("talker", signal.SIGKILL)
+            with server.client() as client:
+                server.wait_until_down(client, "talker")
+            # The next one has made a semaphore, which it will not be able to remove.
+            wait_until(
+                lambda server=server, before=before: any(
+                    name.startswith("sem.mp-") for name in server.shared_files().keys() - before
+                ),
+                RECOVERY_TIMEOUT_S,
+            )
+            exit_code = server.terminate()
+            assert exit_code == 0, server.log
+            server.wait_until_nothing_is_left()
+            assert "resource_tracker" not in server.log, (
+                "semaphores or shared memory of a dead engine were left"
+            )
+
+    def kill(self) -> None:
+        for server in self._servers.values():
+            server.process.kill()
+            server.process.wait()
+
+
 @pytest.fixture(scope="session")
+def shared_servers(
+    request: pytest.FixtureRequest, orders: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedServers]:
+    """They look for orders in `orders`."""
+    servers = SharedServers(
+        tmp_path_factory.mktemp("server"), lambda family: request.getfixturevalue(CHECKPOINTS[family.name])
+    )
+    try:
+        yield servers
+        servers.end()
+    finally:
+        servers.kill()
+
+
+@pytest.fixture(scope="module")
+def family(request: pytest.FixtureRequest) -> OmniFamily:
+    """What `server` serves: Qwen2.5-Omni, unless the test is marked with `for_each_family`."""
+    family: OmniFamily = getattr(request, "param", QWEN2_5_OMNI)
+    return family
+
+
+@pytest.fixture(scope="module")
+def server(shared_servers: SharedServers, family: OmniFamily) -> SupervisedServer:
+    return shared_servers.of(family)
+
+
+@pytest.fixture(scope="module")
 def client(server: SupervisedServer) -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=server.url, timeout=ANSWER_TIMEOUT_S) as client:
         yield client
 
 
-@pytest.fixture(scope="session")
-def before(server: SupervisedServer, client: httpx2.Client) -> Before:
-    speech, text = outcome(answer_to(client, spoken())), outcome(answer_to(client, written()))
-    server.wait_until_idle()
-    return Before(speech, text, server.baseline(client))
+@pytest.fixture(scope="module")
+def before(shared_servers: SharedServers, family: OmniFamily, client: httpx2.Client) -> Before:
+    return shared_servers.before(family, client)
 
 
 UNWRITABLE = "/proc/sys/nothing"

@@ -10,6 +10,9 @@ import torch
 from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
 from stages.qwen2_5_omni.talker import Qwen2_5OmniTalker
 from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
+from stages.qwen3_omni.code2wav.model import Qwen3OmniCode2Wav
+from stages.qwen3_omni.talker import Qwen3OmniTalker
+from stages.qwen3_omni.thinker import Qwen3OmniThinker
 from stages.runtime.diffusion_model import DiffusionBatch
 from tests.faults.orders import FOLDER_VARIABLE
 
@@ -30,19 +33,41 @@ def do_as_told(stage: str) -> None:
         raise torch.AcceleratorError(MESSAGE)
 
 
-class FailingThinker(Qwen2_5OmniThinker):
+class FailsInForward:
+    """Before a language model whose stage is `stage`."""
+
+    stage: str
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        do_as_told("thinker")
-        return super().forward(*args, **kwargs)
+        do_as_told(self.stage)
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
 
 
-class FailingTalker(Qwen2_5OmniTalker):
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        do_as_told("talker")
-        return super().forward(*args, **kwargs)
-
-
-class FailingCode2Wav(Qwen2_5OmniCode2Wav):
+class FailsInSample:
     def sample(self, batch: DiffusionBatch) -> Any:
         do_as_told("code2wav")
-        return super().sample(batch)
+        return super().sample(batch)  # type: ignore[misc]
+
+
+class FailingQwen25Thinker(FailsInForward, Qwen2_5OmniThinker):
+    stage = "thinker"
+
+
+class FailingQwen25Talker(FailsInForward, Qwen2_5OmniTalker):
+    stage = "talker"
+
+
+class FailingQwen25Code2Wav(FailsInSample, Qwen2_5OmniCode2Wav):
+    pass
+
+
+class FailingQwen3Thinker(FailsInForward, Qwen3OmniThinker):
+    stage = "thinker"
+
+
+class FailingQwen3Talker(FailsInForward, Qwen3OmniTalker):
+    stage = "talker"
+
+
+class FailingQwen3Code2Wav(FailsInSample, Qwen3OmniCode2Wav):
+    pass

@@ -15,6 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.server_process import ROOT, ServerProcess, wait_until
+from tests.omni_families import QWEN2_5_OMNI, OmniFamily
 from tests.unit.api.clients import URL
 
 STAGES = ("thinker", "talker", "code2wav")
@@ -25,16 +26,23 @@ HANG_TIMEOUT_S = 5.0
 _RUNS = re.compile(r"stage '(\w+)' runs (?:again, after [\d.]+ s, )?in process (\d+)$", re.MULTILINE)
 
 
-def write_config(path: Path, *, failing: bool, num_clients: int = 0, **supervision: Any) -> Path:
-    """The demo config with this supervision, and with the failing models where they are wanted.
+def write_config(
+    path: Path,
+    *,
+    failing: bool,
+    num_clients: int = 0,
+    family: OmniFamily = QWEN2_5_OMNI,
+    **supervision: Any,
+) -> Path:
+    """The family's demo config with this supervision, and with the failing models where they are wanted.
 
     With `num_clients`, code2wav keeps the state of so many utterances, and of as many more that were left by
     their clients and wait for their place to be taken. An utterance without its state is computed from fewer
     blocks before each window, which moves its sound by some steps of 16 bits.
     """
-    config = yaml.safe_load((ROOT / "configs" / "qwen2_5_omni.demo-cpu.yaml").read_text())
+    config = yaml.safe_load((ROOT / family.stage_config).read_text())
     if failing:
-        config["model_family"] = "tests.faults.failing_family:FAMILY"
+        config["model_family"] = f"tests.faults.failing_family:{family.name}"
         for stage in config["stages"].values():
             stage["engine_args"]["worker_extension_cls"] = "tests.faults.engine_side.WorkerExtension"
     if num_clients:

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
+from tests.faults.conftest import CHECKPOINTS
 from tests.faults.supervised_server import STAGES, SupervisedServer, write_config
 from tests.load.answers import Answer
 from tests.load.asks import endless_ask, mixed_asks, spoken_asks
@@ -16,6 +16,7 @@ from tests.load.overload import capacity, first_answer_s, overload
 from tests.load.soak import SoakPlan, port_of, soak, warm_up
 from tests.load.storm import storm
 from tests.load.wire import Ask, exchange
+from tests.omni_families import OmniFamily, for_each_family
 
 MAX_QUEUE = 24
 CONCURRENCY = 10
@@ -31,9 +32,12 @@ class Loaded:
 
 
 @pytest.fixture(scope="module")
-def loaded(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+def loaded(
+    family: OmniFamily, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Loaded]:
     folder = tmp_path_factory.mktemp("loaded")
-    config = write_config(folder / "stages.yaml", failing=False, num_clients=MAX_QUEUE)
+    config = write_config(folder / "stages.yaml", failing=False, num_clients=MAX_QUEUE, family=family)
+    checkpoint = request.getfixturevalue(CHECKPOINTS[family.name])
     flags = ["--max-queue", str(MAX_QUEUE), "--request-timeout", str(DEADLINE_S)]
     server = SupervisedServer(checkpoint, folder / "log.txt", "--stage-config", str(config), *flags)
     try:
@@ -44,6 +48,7 @@ def loaded(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     server.wait_until_nothing_is_left()
 
 
+@for_each_family
 async def test_abort_storm_changes_no_answer_of_the_others_and_leaves_nothing_behind(loaded: Loaded) -> None:
     result = await storm(
         loaded.server, loaded.wanted, loaded.before, number=100, concurrency=CONCURRENCY, seed=2

@@ -33,6 +33,7 @@ from tests.integration.test_server import (
     spoken,
     written,
 )
+from tests.omni_families import for_each_family
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.schema import check_error
 
@@ -108,6 +109,7 @@ def check_answered_with_failure(stage: str, response: httpx2.Response) -> None:
     assert 1 <= int(response.headers["retry-after"]) <= 60
 
 
+@for_each_family
 @pytest.mark.parametrize("stage", STAGES)
 def test_killed_in_the_middle_of_a_stream(
     stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
@@ -131,6 +133,7 @@ def test_killed_in_the_middle_of_a_stream(
         check_while_down(stage, server, client, before)
 
 
+@for_each_family
 @pytest.mark.parametrize("stage", STAGES)
 def test_raises_in_the_middle_of_a_stream(
     stage: str, server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
@@ -143,6 +146,7 @@ def test_raises_in_the_middle_of_a_stream(
         server.wait_until_down(client, stage)
 
 
+@for_each_family
 @pytest.mark.parametrize("stage", STAGES)
 def test_stopped_in_the_middle_of_a_stream(
     stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
@@ -246,6 +250,15 @@ def test_thinker_killed_while_nobody_needs_it(
         check_while_down("thinker", server, client, before)
 
 
+def running_in_thinker(now: dict[str, float]) -> list[float]:
+    values = [
+        v for name, v in now.items() if name.startswith("vllm:num_requests_running") and "thinker" in name
+    ]
+    assert values
+    return values
+
+
+@for_each_family
 def test_thinker_killed_while_its_last_text_is_being_spoken(
     server: SupervisedServer, client: httpx2.Client, before: Before
 ) -> None:
@@ -256,7 +269,7 @@ def test_thinker_killed_while_its_last_text_is_being_spoken(
         }
         speech = Listening(client, body)
         speech.until('"data":')
-        speech.until('"data":')
+        wait_until(lambda: not any(running_in_thinker(samples(client))), 30)
         server.signal("thinker", signal.SIGKILL)
         server.wait_until_down(client, "thinker")
         last = speech.rest()

@@ -10,6 +10,7 @@ import pytest
 from scripts.demo_checkpoint import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.server_process import ServerProcess
+from tests.omni_families import QWEN2_5_OMNI, QWEN3_OMNI, OmniFamily
 from tests.reference.reference import Reference
 from tests.unit.api.collector import Collector
 
@@ -63,21 +64,59 @@ def collector() -> Iterator[Collector]:
         yield collector
 
 
+class SharedServers:
+    """One server for each family, started when the first test needs it."""
+
+    def __init__(self, request: pytest.FixtureRequest, folder: Path) -> None:
+        self._request = request
+        self._folder = folder
+        self._started: dict[str, ServerProcess] = {}
+
+    def of(self, family: OmniFamily) -> ServerProcess:
+        if family.name not in self._started:
+            flags: tuple[str, ...] = ()
+            checkpoint = self._request.getfixturevalue(CHECKPOINTS[family.name])
+            if family is QWEN2_5_OMNI:
+                flags = ("--otlp-traces-endpoint", self._request.getfixturevalue("collector").url)
+            self._started[family.name] = ServerProcess(
+                checkpoint, self._folder / f"{family.name}.txt", *flags, stage_config=family.stage_config
+            )
+        return self._started[family.name]
+
+    def close(self) -> None:
+        """SIGTERM must end each cleanly."""
+        exit_codes = [(server, server.terminate()) for server in self._started.values()]
+        for server, exit_code in exit_codes:
+            assert exit_code == 0, server.log
+            server.wait_until_nothing_is_left()
+            assert "Traceback" not in server.log
+            assert "leaked" not in server.log  # what libraries say when they are not cleaned up
+
+
+CHECKPOINTS = {QWEN2_5_OMNI.name: "checkpoint", QWEN3_OMNI.name: "qwen3_checkpoint"}
+"""The fixture of a family's demo checkpoint, by the family's name."""
+
+
 @pytest.fixture(scope="session")
-def server(
-    checkpoint: Path, collector: Collector, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
-    """The real server; after the last test that needs it, SIGTERM must end it cleanly."""
-    log = tmp_path_factory.mktemp("server") / "log.txt"
-    process = ServerProcess(checkpoint, log, "--otlp-traces-endpoint", collector.url)
-    try:
-        yield process
-    finally:
-        exit_code = process.terminate()
-    assert exit_code == 0, process.log
-    process.wait_until_nothing_is_left()
-    assert "Traceback" not in process.log
-    assert "leaked" not in process.log  # what libraries say when they are not cleaned up
+def shared_servers(
+    request: pytest.FixtureRequest, collector: Collector, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedServers]:
+    """They end after the last test, before `collector`."""
+    servers = SharedServers(request, tmp_path_factory.mktemp("server"))
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(scope="module")
+def family(request: pytest.FixtureRequest) -> OmniFamily:
+    """What `server` serves: Qwen2.5-Omni, unless the test is marked with `for_each_family`."""
+    family: OmniFamily = getattr(request, "param", QWEN2_5_OMNI)
+    return family
+
+
+@pytest.fixture(scope="module")
+def server(shared_servers: SharedServers, family: OmniFamily) -> ServerProcess:
+    return shared_servers.of(family)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx2
 
 from tests.integration.forked_server import ForkedServer
+from tests.omni_families import QWEN2_5_OMNI
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "omni"
@@ -36,6 +37,7 @@ class ServerProcess:
         stdout: Path | None = None,
         is_forked: bool = True,
         has_queue: bool = True,
+        stage_config: str = QWEN2_5_OMNI.stage_config,
     ) -> None:
         """`stdout`: where its standard output goes, if not to the log. Without `is_forked` it is a new
         interpreter, which imports all by itself. `has_queue`: embeddings flow from one stage to another."""
@@ -46,7 +48,7 @@ class ServerProcess:
         """Status and error code of every answer of `/ready` before the first 200."""
         self.health_while_loading: set[tuple[int, str]] = set()
         """The same of `/health`, asked just before."""
-        arguments = ["serve", str(checkpoint), "--stage-config", "configs/qwen2_5_omni.demo-cpu.yaml"]
+        arguments = ["serve", str(checkpoint), "--stage-config", stage_config]
         arguments += ["--port", str(port), "--served-model-name", MODEL, *flags]
         environment = {name: value for name, value in os.environ.items() if name not in _SET_BY_TEST_RUNS}
         log.write_bytes(b"")

@@ -13,6 +13,7 @@ import pytest
 from openai.resources.realtime.realtime import RealtimeConnection
 
 from tests.integration.server_process import MODEL, ServerProcess
+from tests.omni_families import OmniFamily, for_each_family
 from tests.unit.api.clients import media
 from tests.unit.api.realtime.realtime_client import Event, base64_of, check_event
 
@@ -113,7 +114,10 @@ def talking(server: ServerProcess) -> Iterator[Talk]:
         yield talk
 
 
-def test_a_written_question_is_answered_by_voice_and_remembered(server: ServerProcess) -> None:
+@for_each_family
+def test_a_written_question_is_answered_by_voice_and_remembered(
+    family: OmniFamily, server: ServerProcess
+) -> None:
     with talking(server) as talk:
         talk.configure(instructions="Answer in one short sentence.", max_output_tokens=24)
         talk.say("Hello, who are you?")
@@ -124,8 +128,8 @@ def test_a_written_question_is_answered_by_voice_and_remembered(server: ServerPr
         transcript = first["output"][0]["content"][0]["transcript"]
         assert transcript
         heard = talk.audio(first["id"])
-        # 20 ms for each codec token.
-        assert len(heard) == 2 * 480 * usage["output_token_details"]["audio_tokens"] > 0
+        num_codes = usage["output_token_details"]["audio_tokens"]
+        assert len(heard) == 2 * family.num_samples(num_codes) > 0
         assert np.abs(np.frombuffer(heard, dtype="<i2")).max() > 0
         talk.say("And what can you do?")
         talk.connection.response.create(response={"output_modalities": ["text"]})

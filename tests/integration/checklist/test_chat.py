@@ -27,6 +27,7 @@ from tests.integration.test_server import (
     written,
 )
 from tests.integration.test_server_structure import LONG, TRIP
+from tests.omni_families import for_each_family
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.schema import check_completion
 
@@ -45,6 +46,7 @@ def wav(client: httpx2.Client) -> dict[str, Any]:
     return answer_to(client, spoken(audio_format="wav"))
 
 
+@for_each_family
 def test_c02_wav_has_true_sizes_and_expires_later(wav: dict[str, Any]) -> None:
     audio = message_of(wav)["audio"]
     assert audio.keys() == {"id", "data", "expires_at", "transcript"}
@@ -57,6 +59,7 @@ def test_c02_wav_has_true_sizes_and_expires_later(wav: dict[str, Any]) -> None:
     assert info.duration > 0.2
 
 
+@for_each_family
 def test_c10_voice_by_id(curl: Curl) -> None:
     by_id = spoken(audio={"voice": {"id": "Ethan"}, "format": "pcm16"}, **SHORT)
     answers = [completion_of(curl.post(URL, body)) for body in (by_id, spoken(voice="Ethan", **SHORT))]
@@ -73,6 +76,7 @@ def test_c13_modalities_of_audio_alone(official: openai.OpenAI, wav: dict[str, A
     assert (message.audio.transcript, base64.b64decode(message.audio.data)) == (text_of(wav), sound_of(wav))
 
 
+@for_each_family
 def test_c37_text_without_the_stop_string(official: openai.OpenAI, client: httpx2.Client) -> None:
     """The demo model does not count; its own fifth word stands for the "5"."""
     free = text_of(answer_to(client, written()))
@@ -96,6 +100,7 @@ def test_c39_max_completion_tokens_before_max_tokens(curl: Curl) -> None:
     assert num_tokens(completion) == (1, 0)
 
 
+@for_each_family
 def test_c41_seed_repeats_what_is_sampled(official: openai.OpenAI) -> None:
     """Text and sound: determinism is claimed."""
     body = arguments(spoken(temperature=1, stage_sampling={"talker": {"temperature": 1, "max_tokens": 40}}))
@@ -126,6 +131,7 @@ def call(official: openai.OpenAI) -> Any:
     return message
 
 
+@for_each_family
 def test_c45_result_of_a_call_is_answered(official: openai.OpenAI, call: Any) -> None:
     body = arguments(written(tools=[TRIP]))
     result = {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "It is booked."}
@@ -150,6 +156,7 @@ def test_c52_bookkeeping_fields(official: openai.OpenAI) -> None:
     assert completion.choices[0].message.content
 
 
+@for_each_family
 def test_c56_message_is_sent_back_as_the_client_has_it(official: openai.OpenAI) -> None:
     body = arguments(spoken(**SHORT))
     first = official.chat.completions.create(**body)
@@ -184,6 +191,7 @@ def test_c58_audio_id_of_another_key(guarded: ServerProcess) -> None:
     assert completion_of(first.post(URL, body))
 
 
+@for_each_family
 def test_c61_leaving_before_the_whole_answer_is_counted(curl: Curl, client: httpx2.Client) -> None:
     wait_until_idle(client)
     aborted = ("omni_requests_total", frozenset({("outcome", "aborted"), ("reason", "")}))

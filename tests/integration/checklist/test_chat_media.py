@@ -13,6 +13,7 @@ from tests.integration.checklist.guarded import KEY, MediaHost
 from tests.integration.checklist.test_chat import SHORT, completion_of
 from tests.integration.server_process import ServerProcess
 from tests.integration.test_server import IMAGE_PART, SPEECH_PART, VIDEO_PART, arguments, spoken, written
+from tests.omni_families import OmniFamily, for_each_family
 from tests.unit.api.clients import URL, base64_of, error_of, media, tone
 
 
@@ -33,6 +34,7 @@ SOUNDS = {
 }
 
 
+@for_each_family
 @pytest.mark.parametrize("row", SOUNDS)
 def test_sound_is_heard(official: openai.OpenAI, row: str) -> None:
     audio_format, data = SOUNDS[row]
@@ -68,14 +70,16 @@ def test_c20_wav_that_is_declared_as_mp3(curl: Curl) -> None:
     assert completion_of(curl.post(URL, written(sound(tone(), "mp3"), **SHORT)))
 
 
-def test_c21_picture_is_counted(official: openai.OpenAI) -> None:
+@for_each_family
+def test_c21_picture_is_counted(family: OmniFamily, official: openai.OpenAI) -> None:
     completion = official.chat.completions.create(**arguments(written([IMAGE_PART], **SHORT)))
     assert completion.usage is not None
     details = completion.usage.prompt_tokens_details
     assert details is not None
-    assert details.to_dict()["image_tokens"] == 20  # 140 x 112 in squares of 28
+    assert details.to_dict()["image_tokens"] == family.image_tokens[0]
 
 
+@for_each_family
 def test_c25_all_kinds_in_one_message_are_answered_by_voice(official: openai.OpenAI) -> None:
     parts = [{"type": "text", "text": "Compare:"}, SPEECH_PART, IMAGE_PART, VIDEO_PART]
     completion = official.chat.completions.create(**arguments(spoken(parts, audio_format="wav", **SHORT)))
@@ -88,6 +92,7 @@ def test_c25_all_kinds_in_one_message_are_answered_by_voice(official: openai.Ope
     assert all(counts[f"{kind}_tokens"] for kind in ("text", "audio", "image", "video"))
 
 
+@for_each_family
 def test_c26_too_many_pictures(curl: Curl) -> None:
     error = error_of(curl.post(URL, written([IMAGE_PART] * 5)))
     assert error["message"].startswith("At most 4 image(s)")

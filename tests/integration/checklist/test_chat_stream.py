@@ -17,6 +17,7 @@ from tests.integration.checklist.test_chat import SHORT
 from tests.integration.server_process import ServerProcess
 from tests.integration.test_server import ENDLESS, answer_to, arguments, spoken, text_of, written
 from tests.integration.test_server_structure import LONG, STOP, TRIP, calls_of
+from tests.omni_families import for_each_family
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.sse_validator import StreamedAnswer, read_stream
 
@@ -53,6 +54,7 @@ def test_s20_compression_is_offered_and_not_taken(text: tuple[httpx2.Response, S
     assert "content-encoding" not in text[0].headers
 
 
+@for_each_family
 def test_s04_usage_is_in_one_chunk_before_the_end(official: openai.OpenAI) -> None:
     body = arguments(written(**SHORT))
     chunks = list(
@@ -62,6 +64,7 @@ def test_s04_usage_is_in_one_chunk_before_the_end(official: openai.OpenAI) -> No
     assert chunks[-1].choices == []
 
 
+@for_each_family
 def test_s08_streamed_wav_has_one_header_and_is_read_as_a_file(curl: Curl, client: httpx2.Client) -> None:
     body = spoken(audio_format="wav", **SHORT)
     streamed = read_stream(curl.post(URL, body | {"stream": True}, "--no-buffer").text)
@@ -79,6 +82,7 @@ def test_s09_streamed_flac_is_the_whole_file_in_pieces(curl: Curl, client: httpx
     assert read_audio(streamed.data).tobytes() == read_audio(whole).tobytes() != b""
 
 
+@for_each_family
 def test_s10_first_frame_comes_while_the_request_waits_for_others(server: ServerProcess) -> None:
     """Eight are computed at a time, and each has 3500 tokens before it. The last ones begin nevertheless."""
     body = written(**ENDLESS, stream=True)
@@ -106,6 +110,7 @@ def test_s11_sound_comes_in_pieces_long_before_the_last(server: ServerProcess) -
     server.wait_until_idle()
 
 
+@for_each_family
 @pytest.mark.parametrize("make", [written, spoken], ids=["S12 in text", "S13 by voice"])
 def test_streamed_call(official: openai.OpenAI, client: httpx2.Client, make: Any) -> None:
     body = make(**LONG, tools=[TRIP], tool_choice="required", parallel_tool_calls=False, seed=1)
@@ -123,6 +128,7 @@ def test_streamed_call(official: openai.OpenAI, client: httpx2.Client, make: Any
     assert not any(delta.content or "audio" in delta.to_dict() for delta in deltas)
 
 
+@for_each_family
 def test_s13_official_accumulator_rebuilds_a_silent_call(official: openai.OpenAI) -> None:
     body = spoken(**LONG, tools=[STOP], tool_choice="required", parallel_tool_calls=False)
     with official.chat.completions.stream(**arguments(body)) as events:
@@ -132,6 +138,7 @@ def test_s13_official_accumulator_rebuilds_a_silent_call(official: openai.OpenAI
     assert message.audio is None
 
 
+@for_each_family
 def test_s14_choices_open_in_order(official: openai.OpenAI) -> None:
     body = arguments(written(n=2, temperature=1, max_tokens=8))
     choices = [

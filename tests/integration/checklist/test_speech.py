@@ -13,10 +13,10 @@ from tests.integration.checklist.curl import Curl
 from tests.integration.checklist.guarded import NAME_WITH_SLASH
 from tests.integration.server_process import MODEL, ServerProcess
 from tests.integration.test_server_audio import SPEECH_URL, TEXT
+from tests.omni_families import QWEN2_5_OMNI, OmniFamily, for_each_family
 from tests.unit.api.clients import error_of
 
 NUM_CODES = 40
-SECONDS = NUM_CODES / 50
 MEDIA_TYPES = {
     "mp3": "audio/mpeg",
     "opus": "audio/ogg",
@@ -39,11 +39,16 @@ def speech(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not ...}
 
 
-def pcm_of(curl: Curl, **fields: Any) -> bytes:
+def pcm_of(curl: Curl, family: OmniFamily, **fields: Any) -> bytes:
     response = curl.post(SPEECH_URL, speech(response_format="pcm", **fields))
     assert response.status_code == 200, response.text
-    assert len(response.content) == 2 * NUM_CODES * 480
+    assert len(response.content) == 2 * family.num_samples(NUM_CODES)
     return response.content
+
+
+def seconds(family: OmniFamily) -> float:
+    """Of sound in `NUM_CODES` codec tokens."""
+    return family.num_samples(NUM_CODES) / 24_000
 
 
 @pytest.fixture(scope="module")
@@ -64,19 +69,20 @@ def decoded(file: bytes) -> float:
 
 def test_t01_mp3_is_the_default(mp3: bytes) -> None:
     assert mp3[:3] == b"ID3" or (mp3[0] == 0xFF and mp3[1] >= 0xE0)
-    assert decoded(mp3) == pytest.approx(SECONDS, abs=0.15)
+    assert decoded(mp3) == pytest.approx(seconds(QWEN2_5_OMNI), abs=0.15)
 
 
+@for_each_family
 @pytest.mark.parametrize("audio_format", MEDIA_TYPES, ids=[f"T02 {name}" for name in MEDIA_TYPES])
-def test_format_has_its_media_type_and_can_be_read(curl: Curl, audio_format: str) -> None:
+def test_format_has_its_media_type_and_can_be_read(family: OmniFamily, curl: Curl, audio_format: str) -> None:
     response = curl.post(SPEECH_URL, speech(response_format=audio_format))
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].partition(";")[0] == MEDIA_TYPES[audio_format]
     if audio_format == "pcm":
-        assert len(response.content) == 2 * NUM_CODES * 480
+        assert len(response.content) == 2 * family.num_samples(NUM_CODES)
         return
     samples = read_audio(response.content) / 32_768
-    assert len(samples) / 24_000 == pytest.approx(SECONDS, abs=0.15)
+    assert len(samples) / 24_000 == pytest.approx(seconds(family), abs=0.15)
     assert np.abs(samples).max() > 0.01
 
 
@@ -97,25 +103,29 @@ def test_bad_field_is_refused_with_its_name(curl: Curl, row: str) -> None:
     assert error_of(curl.post(SPEECH_URL, speech(**fields)))["param"] == param
 
 
+@for_each_family
 @pytest.mark.parametrize("speed", [0.5, 2.0])
-def test_t07_speech_is_as_fast_as_asked_for(curl: Curl, speed: float) -> None:
+def test_t07_speech_is_as_fast_as_asked_for(family: OmniFamily, curl: Curl, speed: float) -> None:
     response = curl.post(SPEECH_URL, speech(response_format="pcm", speed=speed))
     assert response.status_code == 200, response.text
-    assert len(response.content) / 48_000 == pytest.approx(SECONDS / speed, abs=0.1)
+    assert len(response.content) / 48_000 == pytest.approx(seconds(family) / speed, abs=0.1)
 
 
-def test_t09_voice_may_be_left_out(curl: Curl) -> None:
-    assert pcm_of(curl, voice=...) == pcm_of(curl, voice="Chelsie")
+@for_each_family
+def test_t09_voice_may_be_left_out(family: OmniFamily, curl: Curl) -> None:
+    assert pcm_of(curl, family, voice=...) == pcm_of(curl, family, voice=family.default_voice)
 
 
-def test_t10_unknown_voice_is_refused_with_the_known_ones(curl: Curl) -> None:
+@for_each_family
+def test_t10_unknown_voice_is_refused_with_the_known_ones(family: OmniFamily, curl: Curl) -> None:
     error = error_of(curl.post(SPEECH_URL, speech(voice="nobody")))
     assert error["param"] == "voice"
-    assert "Chelsie, Ethan" in error["message"]
+    assert ", ".join(family.voices) in error["message"]
 
 
-def test_t11_instructions_are_heard_and_none_are_none(curl: Curl) -> None:
-    plain, none, whisper = (pcm_of(curl, instructions=text) for text in (..., "None", "Whisper."))
+@for_each_family
+def test_t11_instructions_are_heard_and_none_are_none(family: OmniFamily, curl: Curl) -> None:
+    plain, none, whisper = (pcm_of(curl, family, instructions=text) for text in (..., "None", "Whisper."))
     assert plain == none != whisper
 
 

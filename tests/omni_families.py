@@ -1,0 +1,65 @@
+"""What the tests of servers know about the families whose demo checkpoints they serve."""
+
+from dataclasses import dataclass
+
+import pytest
+
+
+@dataclass(frozen=True)
+class OmniFamily:
+    name: str
+    """As scripts/make_demo_checkpoint takes it; the id of the tests."""
+    voices: tuple[str, ...]
+    """In the order of `/v1/models`."""
+    default_voice: str
+    codes_per_s: float
+    """Codec tokens per second of sound."""
+    samples_per_code: int
+    """At 24 kHz."""
+    lead_samples: int
+    """By so many samples is an utterance shorter than its codec tokens (`CodecLayout.lead_samples`)."""
+    image_tokens: tuple[int, int]
+    """Of tests/data's shapes.png, 140 x 112, and gradient.png."""
+    speech_tokens: tuple[int, int]
+    """Fewest and most for the 2.1 s of speech_hello.wav."""
+
+    speaks_last_token: bool
+    """Whether the last token of a text that was cut off is spoken: the talker needs no hidden state of it."""
+
+    @property
+    def stage_config(self) -> str:
+        return f"configs/{self.name}.demo-cpu.yaml"
+
+    def num_samples(self, num_codes: int) -> int:
+        """Of a whole utterance."""
+        return max(0, self.samples_per_code * num_codes - self.lead_samples)
+
+
+QWEN2_5_OMNI = OmniFamily(
+    name="qwen2_5_omni",
+    voices=("Chelsie", "Ethan"),
+    default_voice="Chelsie",
+    codes_per_s=50,
+    samples_per_code=480,
+    lead_samples=0,
+    image_tokens=(20, 9),  # squares of 28
+    speech_tokens=(50, 54),  # 25 a second
+    speaks_last_token=False,
+)
+QWEN3_OMNI = OmniFamily(
+    name="qwen3_omni",
+    voices=("Chelsie", "Ethan", "Aiden"),
+    default_voice="Ethan",
+    codes_per_s=12.5,
+    samples_per_code=1920,
+    lead_samples=555,
+    image_tokens=(16, 9),  # squares of 32
+    speech_tokens=(26, 30),  # 13 a second
+    speaks_last_token=True,
+)
+OMNI_FAMILIES = (QWEN2_5_OMNI, QWEN3_OMNI)
+
+for_each_family = pytest.mark.parametrize(
+    "family", OMNI_FAMILIES, ids=[family.name for family in OMNI_FAMILIES], indirect=True
+)
+"""Runs a test with the servers of all families; without it, a test runs with Qwen2.5-Omni's."""
