@@ -16,7 +16,7 @@ from tests.load.overload import capacity, first_answer_s, overload
 from tests.load.soak import SoakPlan, port_of, soak, warm_up
 from tests.load.storm import storm
 from tests.load.wire import Ask, exchange
-from tests.omni_families import OmniFamily, for_each_family
+from tests.omni_families import OmniFamily
 
 MAX_QUEUE = 24
 CONCURRENCY = 10
@@ -48,7 +48,6 @@ def loaded(
     server.wait_until_nothing_is_left()
 
 
-@for_each_family
 async def test_abort_storm_changes_no_answer_of_the_others_and_leaves_nothing_behind(loaded: Loaded) -> None:
     result = await storm(
         loaded.server, loaded.wanted, loaded.before, number=100, concurrency=CONCURRENCY, seed=2
