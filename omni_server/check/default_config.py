@@ -143,13 +143,13 @@ def chosen_config(
         raise ConfigError(f"--quantization {quantization} needs an NVIDIA GPU")
     if model.num_parameters <= LARGEST_DEMO:
         return load_stage_config(find_shipped_config(defaults.demo))
-    needs = f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters) needs an NVIDIA GPU"
+    name = f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters)"
     if defaults.cpu is None:
-        raise ConfigError(f"{needs}: it is too slow on a processor")
+        raise ConfigError(f"{name} needs an NVIDIA GPU: it is too slow on a processor")
     if not use_cpu:
         raise ConfigError(
-            f"{needs}, and torch finds none here; with --cpu it runs on the processor (stage config "
-            f"{defaults.cpu}), much slower than speech"
+            f"{name} needs an NVIDIA GPU, and torch finds none here; with --cpu it runs on the processor (stage "
+            f"config {defaults.cpu}), much slower than speech"
         )
     return base
 
