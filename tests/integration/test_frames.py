@@ -101,8 +101,7 @@ class TalkerReference:
             do_sample=False,
             repetition_penalty=1.05,
             suppress_tokens=self._suppressed,
-            eos_token_id=self._config.codec_eos_token_id,
-            min_new_tokens=NUM_CODES,
+            eos_token_id=-1,  # no id: the end code does not end an utterance here, as with `ignore_eos`
             max_new_tokens=NUM_CODES,
             output_hidden_states=True,
             return_dict_in_generate=True,
