@@ -12,17 +12,14 @@ class OmniFamily:
     voices: tuple[str, ...]
     """In the order of `/v1/models`."""
     default_voice: str
-    codes_per_s: float
-    """Codec tokens per second of sound."""
     samples_per_code: int
     """At 24 kHz."""
     lead_samples: int
-    """By so many samples is an utterance shorter than its codec tokens (`CodecLayout.lead_samples`)."""
+    """An utterance is shorter than its codec tokens by this many samples (`CodecLayout.lead_samples`)."""
     image_tokens: tuple[int, int]
     """Of tests/data's shapes.png, 140 x 112, and gradient.png."""
     speech_tokens: tuple[int, int]
     """Fewest and most for the 2.1 s of speech_hello.wav."""
-
     speaks_last_token: bool
     """Whether the last token of a text that was cut off is spoken: the talker needs no hidden state of it."""
 
@@ -39,7 +36,6 @@ QWEN2_5_OMNI = OmniFamily(
     name="qwen2_5_omni",
     voices=("Chelsie", "Ethan"),
     default_voice="Chelsie",
-    codes_per_s=50,
     samples_per_code=480,
     lead_samples=0,
     image_tokens=(20, 9),  # squares of 28
@@ -50,7 +46,6 @@ QWEN3_OMNI = OmniFamily(
     name="qwen3_omni",
     voices=("Chelsie", "Ethan", "Aiden"),
     default_voice="Ethan",
-    codes_per_s=12.5,
     samples_per_code=1920,
     lead_samples=555,
     image_tokens=(16, 9),  # squares of 32

@@ -5,23 +5,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
+from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.errors import ConfigError
 from omni_server.family import KvLayout, NeededFile, Quantizable, StageFootprint
+from stages import checkpoint_footprint
+from stages.checkpoint_footprint import config_errors, quantizable, read_config
 from stages.qwen2_5_omni.code2wav.stream_kv import slot_shape
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE
 from stages.qwen2_5_omni.options import Code2WavStage
 
-NEEDED_FILES = (
-    NeededFile(("tokenizer.json", "vocab.json"), "the tokenizer"),
-    NeededFile(("tokenizer_config.json",), "the tokenizer's settings"),
-    NeededFile(("preprocessor_config.json", "processor_config.json"), "how sound and pictures are prepared"),
-    NeededFile(("chat_template.json", "chat_template.jinja", "tokenizer_config.json"), "the chat template"),
-    NeededFile((VOICES_FILE,), "the voices"),
-)
+NEEDED_FILES = (*checkpoint_footprint.NEEDED_FILES, NeededFile((VOICES_FILE,), "the voices"))
 
 _LANGUAGE_MODEL = "thinker.model.layers."
 _FP8 = {
@@ -36,24 +32,14 @@ _PREFIXES: dict[str, str] = {"thinker": "thinker.", "talker": "talker.", "code2w
 
 def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
     """See `ModelFamily.footprints`."""
-    try:
-        whole = AutoConfig.from_pretrained(model_dir)
-        if not isinstance(whole, Qwen2_5OmniConfig):
-            raise ConfigError(
-                f"{model_dir / 'config.json'}: model_type is {whole.model_type}, not qwen2_5_omni"
-            )
+    with config_errors(model_dir):
+        whole = read_config(model_dir, Qwen2_5OmniConfig)
         with torch.device("meta"):  # shapes only
             model = Qwen2_5OmniForConditionalGeneration(whole)
         tensors = model.state_dict()
         if whole.thinker_config.text_config.tie_word_embeddings:  # vLLM's thinker reads this
             for name in model.thinker._tied_weights_keys:
                 del tensors[f"thinker.{name}"]
-    except ConfigError:
-        raise
-    except Exception as error:  # transformers and torch raise various types for an impossible config
-        raise ConfigError(
-            f"{model_dir / 'config.json'} describes no model that can be built: {error}"
-        ) from error
     shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
     return {name: _footprint(whole, config, stage, shapes) for name, stage in config.stages.items()}
 
@@ -90,15 +76,7 @@ def _quantizable(whole: Qwen2_5OmniConfig, shapes: dict[str, tuple[int, ...]]) -
     weights = frozenset(
         name for name, shape in shapes.items() if name.startswith(_LANGUAGE_MODEL) and len(shape) == 2
     )
-    stored: dict[str, object] | None = whole.to_dict().get("quantization_config")
-    if stored is None:
-        return Quantizable(weights, None, 16, _FP8)
-    method = str(stored.get("quant_method"))
-    bits, group = stored.get("bits"), stored.get("group_size")
-    if method not in ("awq", "gptq") or not isinstance(bits, int) or not isinstance(group, int):
-        return Quantizable(weights, method, 16, _FP8)  # unknown: assume 16 bits
-    # Each group has a 16-bit scale and a zero point; group -1 is a whole column of thousands.
-    return Quantizable(weights, method, bits + ((16 + bits) / group if group > 0 else 0), _FP8)
+    return quantizable(whole, weights, _FP8)
 
 
 def _code2wav(

@@ -75,7 +75,7 @@ class Qwen3OmniFamily:
         return Qwen3OmniModel(model_dir)
 
     def needed_files(self) -> tuple[NeededFile, ...]:
-        from stages.qwen3_omni.footprint import NEEDED_FILES
+        from stages.checkpoint_footprint import NEEDED_FILES
 
         return NEEDED_FILES
 

@@ -4,23 +4,17 @@ import math
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
+from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.errors import ConfigError
-from omni_server.family import KvLayout, NeededFile, Quantizable, StageFootprint
+from omni_server.family import KvLayout, Quantizable, StageFootprint
+from stages.checkpoint_footprint import config_errors, quantizable, read_config
 from stages.published_experts import published_tensors
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
 from stages.qwen3_omni.code2wav.state import values_per_stream
 from stages.qwen3_omni.options import Code2WavStage
-
-NEEDED_FILES = (
-    NeededFile(("tokenizer.json", "vocab.json"), "the tokenizer"),
-    NeededFile(("tokenizer_config.json",), "the tokenizer's settings"),
-    NeededFile(("preprocessor_config.json", "processor_config.json"), "how sound and pictures are prepared"),
-    NeededFile(("chat_template.json", "chat_template.jinja", "tokenizer_config.json"), "the chat template"),
-)
 
 _LANGUAGE_MODEL = "thinker.model.layers."
 _FP8 = {
@@ -42,20 +36,10 @@ _HIDDEN_PROJECTION = "talker.hidden_projection."
 
 def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
     """See `ModelFamily.footprints`."""
-    try:
-        whole = AutoConfig.from_pretrained(model_dir)
-        if not isinstance(whole, Qwen3OmniMoeConfig):
-            raise ConfigError(
-                f"{model_dir / 'config.json'}: model_type is {whole.model_type}, not qwen3_omni_moe"
-            )
+    with config_errors(model_dir):
+        whole = read_config(model_dir, Qwen3OmniMoeConfig)
         with torch.device("meta"):  # shapes only
             tensors = published_tensors(Qwen3OmniMoeForConditionalGeneration(whole).state_dict())
-    except ConfigError:
-        raise
-    except Exception as error:  # transformers and torch raise various types for an impossible config
-        raise ConfigError(
-            f"{model_dir / 'config.json'} describes no model that can be built: {error}"
-        ) from error
     shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
     return {name: _footprint(whole, config, stage, shapes) for name, stage in config.stages.items()}
 
@@ -98,15 +82,7 @@ def _quantizable(whole: Qwen3OmniMoeConfig, shapes: dict[str, tuple[int, ...]]) 
     weights = frozenset(
         name for name in shapes if name.startswith(_LANGUAGE_MODEL) and name.endswith("_proj.weight")
     )
-    stored: dict[str, object] | None = whole.to_dict().get("quantization_config")
-    if stored is None:
-        return Quantizable(weights, None, 16, _FP8)
-    method = str(stored.get("quant_method"))
-    bits, group = stored.get("bits"), stored.get("group_size")
-    if method not in ("awq", "gptq") or not isinstance(bits, int) or not isinstance(group, int):
-        return Quantizable(weights, method, 16, _FP8)  # unknown: assume 16 bits
-    # Each group has a 16-bit scale and a zero point; group -1 is a whole column of thousands.
-    return Quantizable(weights, method, bits + ((16 + bits) / group if group > 0 else 0), _FP8)
+    return quantizable(whole, weights, _FP8)
 
 
 def _code2wav(

@@ -121,7 +121,7 @@ class CodeHistory:
     ) -> None:
         self._predictor = predictor
         self.predict_codes: PredictCodes = partial(predicted_codes, predictor)
-        """Whoever records graphs of it replaces it."""
+        """Replaced by `stages.runtime.predictor_graphs.PredictorGraphs` where graphs are recorded."""
         self._requests: dict[str, _Request] = {}
         self._free = list(range(max_num_seqs, 0, -1))
         # Slot 0 takes what nobody reads. A token sampled at the last position has the index max_model_len.

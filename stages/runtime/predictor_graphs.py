@@ -19,7 +19,7 @@ from stages.runtime.code_sampling import Draws
 from stages.runtime.frame_predictor import FramePredictor, predicted_codes
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
-"""Takes work that reads and writes tensors at fixed addresses, and returns what does the work again."""
+"""Takes a function that reads and writes tensors at fixed addresses, and returns one that repeats its work."""
 
 
 def batch_sizes(max_num_seqs: int) -> list[int]:

@@ -19,7 +19,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 from scripts.demo_checkpoint.end_token import end_row
 from scripts.demo_checkpoint.qwen2_5_omni.config import CODEC_END, CODEC_PAD, CODEC_START, CODES
 from scripts.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
-from scripts.demo_checkpoint.random_values import normal
+from scripts.demo_checkpoint.random_values import fill_parameters, normal
 from scripts.demo_checkpoint.text_head import shape_text_head
 
 _POSITION_GAIN = 1.5
@@ -48,16 +48,8 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d)
 
 @torch.no_grad()
 def fill(model: Qwen2_5OmniForConditionalGeneration, ids: TokenIds, seed: int) -> None:
-    """Overwrite all parameters, each from its own generator, seeded with the seed and its name."""
-    filled: set[int] = set()
-    for module_name, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            full_name = f"{module_name}.{name}"
-            mean, std = _distribution(module, module_name, name, parameter)
-            parameter.copy_(mean + std * normal(full_name, parameter.shape, seed))
-            filled.add(id(parameter))
-    if len(filled) != len(list(model.parameters())):
-        raise AssertionError("a parameter of the model was not filled")
+    """Overwrite all parameters with random values that give varied answers."""
+    fill_parameters(model, _distribution, seed)
     shape_text_head(
         model.thinker.lm_head,
         model.thinker.model,

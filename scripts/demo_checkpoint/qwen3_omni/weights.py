@@ -29,7 +29,7 @@ from scripts.demo_checkpoint.qwen3_omni.config import (
     SPEAKERS,
 )
 from scripts.demo_checkpoint.qwen3_omni.tokens import TokenIds
-from scripts.demo_checkpoint.random_values import normal
+from scripts.demo_checkpoint.random_values import fill_parameters, normal
 from scripts.demo_checkpoint.text_head import shape_text_head
 
 _ATTENTION_GAIN = 1.4
@@ -64,16 +64,8 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @torch.no_grad()
 def fill(model: Qwen3OmniMoeForConditionalGeneration, ids: TokenIds, seed: int) -> None:
-    """Overwrite all parameters, each from its own generator, seeded with the seed and its name."""
-    filled: set[int] = set()
-    for module_name, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            full_name = f"{module_name}.{name}"
-            mean, std = _distribution(module, module_name, name, parameter)
-            parameter.copy_(mean + std * normal(full_name, parameter.shape, seed))
-            filled.add(id(parameter))
-    if len(filled) != len(list(model.parameters())):
-        raise AssertionError("a parameter of the model was not filled")
+    """Overwrite all parameters with random values that give varied answers."""
+    fill_parameters(model, _distribution, seed)
     shape_text_head(
         model.thinker.lm_head,
         model.thinker.model,

@@ -1,0 +1,58 @@
+"""What the footprints of all families have in common: files of a checkpoint, errors, and quantized weights."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from omni_server.errors import ConfigError
+from omni_server.family import NeededFile, Quantizable
+
+NEEDED_FILES = (
+    NeededFile(("tokenizer.json", "vocab.json"), "the tokenizer"),
+    NeededFile(("tokenizer_config.json",), "the tokenizer's settings"),
+    NeededFile(("preprocessor_config.json", "processor_config.json"), "how sound and pictures are prepared"),
+    NeededFile(("chat_template.json", "chat_template.jinja", "tokenizer_config.json"), "the chat template"),
+)
+
+ConfigT = TypeVar("ConfigT", bound=PreTrainedConfig)
+
+
+@contextmanager
+def config_errors(model_dir: Path) -> Iterator[None]:
+    """Converts what transformers and torch raise for an impossible config to `ConfigError`."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{model_dir / 'config.json'} describes no model that can be built: {error}"
+        ) from error
+
+
+def read_config(model_dir: Path, kind: type[ConfigT]) -> ConfigT:
+    """Raises `ConfigError` for a config of another kind, and whatever transformers raises."""
+    config = AutoConfig.from_pretrained(model_dir)
+    if not isinstance(config, kind):
+        raise ConfigError(
+            f"{model_dir / 'config.json'}: model_type is {config.model_type}, not {kind.model_type}"
+        )
+    return config
+
+
+def quantizable(
+    config: PreTrainedConfig, weights: frozenset[str], fp8_engine_args: Mapping[str, object]
+) -> Quantizable:
+    """`weights` can be quantized to FP8 during loading; a published checkpoint may store them in AWQ or GPTQ."""
+    stored: dict[str, object] | None = config.to_dict().get("quantization_config")
+    if stored is None:
+        return Quantizable(weights, None, 16, fp8_engine_args)
+    method = str(stored.get("quant_method"))
+    bits, group = stored.get("bits"), stored.get("group_size")
+    if method not in ("awq", "gptq") or not isinstance(bits, int) or not isinstance(group, int):
+        return Quantizable(weights, method, 16, fp8_engine_args)  # unknown: assume 16 bits
+    # Each group has a 16-bit scale and a zero point; group -1 is a whole column of thousands.
+    return Quantizable(weights, method, bits + ((16 + bits) / group if group > 0 else 0), fp8_engine_args)
