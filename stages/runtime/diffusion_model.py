@@ -61,6 +61,10 @@ class DiffusionModel(torch.nn.Module):
         refuses to start if a parameter is missing."""
         return set()
 
+    def randomize_weights(self) -> None:
+        """Called in place of `load_weights` with the load format `dummy`. vLLM has set every weight to a
+        random value of at most 1e-3; a model whose output is constant with such weights draws larger ones."""
+
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(f"{type(self).__name__} runs through sample(batch)")
 

@@ -57,6 +57,8 @@ class DiffusionModelRunnerMixin:
                 f"{type(model).__name__} cannot run on a diffusion stage: it has to be a subclass of "
                 "stages.runtime.diffusion_model.DiffusionModel"
             )
+        if self.load_config.load_format == "dummy":  # type: ignore[attr-defined]
+            model.randomize_weights()
         self._model = model
 
     def prepare_model(self) -> None:

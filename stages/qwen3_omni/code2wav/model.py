@@ -141,6 +141,18 @@ class Qwen3OmniCode2Wav(DiffusionModel):
         loaded = load_weights_exactly(self.code2wav, weights, WEIGHT_PREFIX)
         return {WEIGHT_PREFIX + name for name in loaded}
 
+    @torch.no_grad()
+    def randomize_weights(self) -> None:
+        """Draw weights with which the waveform is neither constant nor at full scale; scales become 1."""
+        for name, weight in self.code2wav.named_parameters():
+            if weight.ndim > 1:
+                generator = torch.Generator(weight.device).manual_seed(0)
+                fan_in = weight.numel() / len(weight)
+                # Residual branches add to what they get, so each layer returns a little less than it gets.
+                weight.normal_(0, (2 * fan_in) ** -0.5, generator=generator)
+            elif name.endswith(("weight", "gamma", "scale")):
+                weight.fill_(1)
+
 
 def layout_of(config: Qwen3OmniMoeCode2WavConfig) -> Code2WavLayout:
     """Raises `ConfigError` for a config that no decoder can have."""

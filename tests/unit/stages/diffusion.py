@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from vllm import PoolingParams
+from vllm.config import LoadConfig
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
@@ -27,6 +28,7 @@ class EngineConfig:
     model: torch.nn.Module
     scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
     additional_config: DiffusionRuntimeConfig | None = None
+    load_config: LoadConfig = field(default_factory=LoadConfig)
 
 
 class PlatformRunner:
@@ -34,6 +36,7 @@ class PlatformRunner:
 
     def __init__(self, vllm_config: EngineConfig, device: torch.device) -> None:
         self.vllm_config, self.device = vllm_config, device
+        self.load_config = vllm_config.load_config
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         self.model = self.vllm_config.model

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from vllm.config import LoadConfig
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT
 
 from omni_server.protocol.corruption import Corruption
@@ -91,6 +92,20 @@ def test_a_model_need_only_implement_sample() -> None:
     runner = runner_for(model)
     runner.prepare_model()
     assert outcomes(runner.execute_model(step(*THREE))) == RIGHT
+
+
+@pytest.mark.parametrize("load_format", ["dummy", "auto"])
+def test_only_a_model_without_weights_draws_its_own(load_format: str) -> None:
+    class Drawing(DiffusionModel):
+        has_drawn = False
+
+        def randomize_weights(self) -> None:
+            self.has_drawn = True
+
+    model = Drawing(vllm_config=None)
+    config = EngineConfig(model, load_config=LoadConfig(load_format=load_format))
+    Runner(config, torch.device("cpu")).load_model()
+    assert model.has_drawn == (load_format == "dummy")
 
 
 def test_chunked_prefill_is_refused_at_start() -> None:

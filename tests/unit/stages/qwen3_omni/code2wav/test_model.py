@@ -9,7 +9,9 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
+from vllm.model_executor.model_loader.weight_utils import initialize_single_dummy_weight
 
+from omni_server.audio.waveform_check import waveform_fault
 from omni_server.errors import ConfigError
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
@@ -125,6 +127,20 @@ def test_weights_that_do_not_fit_are_named(reference: Qwen3OmniMoeCode2Wav, weig
         model.load_weights((weights | {"code2wav.surprise": torch.zeros(1)}).items())
     with pytest.raises(ConfigError, match=rf"{name} is \[3\], the config says \[1\]"):
         model.load_weights((weights | {name: torch.zeros(3)}).items())
+
+
+def test_a_model_without_weights_makes_samples_that_pass_for_audio() -> None:
+    config = small_config(hidden_size=256, num_hidden_layers=8, decoder_dim=384, codebook_size=64)
+    model = model_with(config, compute_dtype="bfloat16")
+    for weight in model.parameters():
+        initialize_single_dummy_weight(weight.data)
+    model.randomize_weights()
+    stream = Stream(random_code2wav(small_config(codebook_size=64)), 8)
+    model.sample(batch(request(stream, 4)))
+    stream.done = 4  # the beginning varies in any case: nothing precedes it
+    [waveform] = model.sample(batch(request(stream, 4)))
+    samples = waveform.detach().numpy()
+    assert waveform_fault(samples, num_samples=4 * 1920, is_varied=True) is None
 
 
 def test_knows_the_weights_of_other_stages() -> None:
