@@ -95,16 +95,17 @@ class DenoiserCall:
         return isinstance(values, list) and plain and values == values[:1] * self.batch
 
 
-def run_calls(calls: Sequence[DenoiserCall]) -> None:
-    """Sets the result of each call, or its error. All calls must have the same key.
+def run_calls(calls: Sequence[DenoiserCall]) -> int:
+    """Sets the result of each call, or its error. All calls must have the same key. Returns the number of
+    passes: 1, unless the joined pass fails.
 
-    If a joined pass fails, the calls are run one by one, so that only those that fail alone have an error.
-    Raises `torch.AcceleratorError` if the device is lost.
+    Then the calls are run one by one, so that only those that fail alone have an error. Raises
+    `torch.AcceleratorError` if the device is lost.
     """
     if len(calls) > 1:
         try:
             _run_joined(calls)
-            return
+            return 1
         except torch.AcceleratorError:
             raise
         except Exception:  # the calls' own errors follow
@@ -118,6 +119,7 @@ def run_calls(calls: Sequence[DenoiserCall]) -> None:
             raise
         except Exception as error:
             call.error = error
+    return len(calls)
 
 
 def _run_joined(calls: Sequence[DenoiserCall]) -> None:

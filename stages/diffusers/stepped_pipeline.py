@@ -29,6 +29,8 @@ class SteppedPipeline:
         """Forward passes of denoisers so far."""
         self.num_calls = 0
         """Calls of denoisers by requests so far; more than the passes where calls were joined."""
+        self.num_failed_joins = 0
+        """Passes for several requests that failed and were computed one by one."""
         self._caches: list[StepCache] = []
         denoisers = [module for name in DENOISERS if (module := getattr(pipe, name, None)) is not None]
         if not denoisers or getattr(pipe, "scheduler", None) is None:
@@ -60,6 +62,10 @@ class SteppedPipeline:
         if getattr(denoiser, "is_cache_enabled", False):
             self._caches.append(StepCache(denoiser))
 
+    def takes(self, name: str) -> bool:
+        """Whether the pipeline's `__call__` has the parameter."""
+        return name in inspect.signature(type(self.pipe).__call__).parameters
+
     def start(self, arguments: Mapping[str, Any]) -> PipelineRun:
         """Returns a run of the pipeline with these arguments, for `step`."""
         return PipelineRun(self.pipe, arguments)
@@ -87,9 +93,10 @@ class SteppedPipeline:
             for _, call in calling:
                 groups.setdefault(call.key() if self.joins else id(call), []).append(call)
             for group in groups.values():
-                self.num_passes += 1
+                num_passes = run_calls(group)
+                self.num_passes += num_passes
                 self.num_calls += len(group)
-                run_calls(group)
+                self.num_failed_joins += num_passes > 1
             moving = [run for run, _ in calling]
 
     def preview(self, run: PipelineRun) -> Any:
