@@ -90,7 +90,7 @@ def resolve_model_folder(
         folder = _download(model, revision, _SMALL_FILES, on_progress)
         if needs_weights:
             weights = _PIPELINE_WEIGHTS if (folder / PIPELINE_INDEX).is_file() else _WEIGHTS
-            folder = _download(model, revision, _SMALL_FILES + weights, on_progress)
+            folder = _download(model, revision, _SMALL_FILES + weights, lambda line: None)
     _check_checkpoint(model, folder, architectures, needs_weights=needs_weights)
     return folder
 

@@ -25,6 +25,7 @@ def load_pipeline(
     """Returns the pipeline with its options applied. Raises `ConfigError` for a folder that must not be loaded,
     and for options that the pipeline does not have."""
     folder = read_pipeline_folder(Path(path))
+    _silence()
     pipe = pipeline_class(folder).from_pretrained(
         folder.path,
         dtype=TORCH_DTYPES[dtype],
@@ -41,6 +42,16 @@ def load_pipeline(
     if stage.step_cache == "first_block":
         _enable_first_block_cache(pipe, stage.step_cache_threshold)
     return pipe
+
+
+def _silence() -> None:
+    """Both libraries draw progress bars, and Diffusers warns of each request's harmless parameters."""
+    import diffusers
+    import transformers
+
+    diffusers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
 
 
 def _enable_first_block_cache(pipe: Any, threshold: float) -> None:

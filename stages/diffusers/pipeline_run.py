@@ -46,6 +46,8 @@ class PipelineRun:
         self.cache_context: Callable[[], AbstractContextManager[Any]] | None = None
         """The step cache's context of the calls that the pipeline makes now."""
         self.steps_done = 0
+        self.num_steps: int | None = None
+        """All steps of the request; None before the first is done, and if the pipeline never says."""
         self.latents: torch.Tensor | None = None
         """After the last step."""
         self.estimate: Callable[[], torch.Tensor] | None = None
@@ -59,11 +61,6 @@ class PipelineRun:
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._main, name="pipeline", daemon=True)
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-
-    @property
-    def num_steps(self) -> int | None:
-        """All steps of the request; None before the pipeline knows, and if it never says."""
-        return getattr(self.pipe, "num_timesteps", None) or None
 
     @property
     def is_denoised(self) -> bool:
@@ -116,6 +113,7 @@ class PipelineRun:
         self.estimate = _estimate(self.pipe.scheduler, given, result)
         self.latents = result[0]
         self.steps_done += 1
+        self.num_steps = getattr(self.pipe, "num_timesteps", None)
         self.call = None
         self._park()
         return result

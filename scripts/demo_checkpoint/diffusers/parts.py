@@ -101,8 +101,8 @@ def qwen_text_encoder(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGene
     )
 
 
-def qwen_vae() -> AutoencoderKLQwenImage:
-    return AutoencoderKLQwenImage(base_dim=8, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=1)
+def qwen_vae(base_dim: int = 8) -> AutoencoderKLQwenImage:
+    return AutoencoderKLQwenImage(base_dim=base_dim, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=1)
 
 
 def clip_tokenizer() -> CLIPTokenizer:

@@ -76,7 +76,7 @@ def qwen_image_edit() -> DiffusionPipeline:
     tokenizer = qwen_tokenizer()
     return QwenImageEditPipeline(
         scheduler=_qwen_scheduler(),
-        vae=qwen_vae(),
+        vae=qwen_vae(base_dim=4),  # it encodes images of 1024x1024, whatever is given
         text_encoder=qwen_text_encoder(tokenizer),
         tokenizer=tokenizer,
         processor=qwen_processor(tokenizer),
