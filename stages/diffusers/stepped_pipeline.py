@@ -31,7 +31,8 @@ class SteppedPipeline:
         """Calls of denoisers by requests so far; more than the passes where calls were joined."""
         self.num_failed_joins = 0
         """Passes for several requests that failed and were computed one by one."""
-        self._caches: list[StepCache] = []
+        self.step_caches: list[StepCache] = []
+        """Of the denoisers for which a step cache is enabled."""
         denoisers = [module for name in DENOISERS if (module := getattr(pipe, name, None)) is not None]
         if not denoisers or getattr(pipe, "scheduler", None) is None:
             raise ValueError(
@@ -60,7 +61,7 @@ class SteppedPipeline:
 
         denoiser.forward = gate
         if getattr(denoiser, "is_cache_enabled", False):
-            self._caches.append(StepCache(denoiser))
+            self.step_caches.append(StepCache(denoiser))
 
     def takes(self, name: str) -> bool:
         """Whether the pipeline's `__call__` has the parameter."""
@@ -120,7 +121,7 @@ class SteppedPipeline:
 
     def forget(self, run: PipelineRun) -> None:
         """Frees what step caches hold of a run that is over."""
-        for cache in self._caches:
+        for cache in self.step_caches:
             cache.forget(run)
 
 
