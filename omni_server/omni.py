@@ -52,6 +52,7 @@ WARM_UP_LENGTH = 4
 """Tokens, or frames of codec tokens, that each stage generates for a warm-up request."""
 WARM_UP_STEPS = 2
 """Of a warm-up image, where the model works in steps."""
+NO_IMAGE_FEATURES = ImageFeatures()
 
 
 class AsyncOmni:
@@ -217,7 +218,7 @@ class AsyncOmni:
 
 
 def warm_up_request(
-    config: StageConfig, *, is_greedy: bool, features: ImageFeatures = ImageFeatures()
+    config: StageConfig, *, is_greedy: bool, features: ImageFeatures = NO_IMAGE_FEATURES
 ) -> OmniRequest:
     """A short request that passes every stage of `config`. `features` are those of the model's images."""
     speech = config.speech_edge

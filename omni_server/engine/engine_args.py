@@ -81,7 +81,8 @@ def diffusion_engine_args(
 
     `hf_overrides` selects the stage's part of the checkpoint's config. With `carries_state`, requests may be
     windows of a stream, whose state the model keeps for the next one. With `stepwise`, they take many steps.
-    `announces_to`: sockets of stages that yield to its batches. Raises `ConfigError` if the stage asks for what such an engine cannot do.
+    `announces_to`: sockets of stages that yield to its batches. Raises `ConfigError` if the stage asks for
+    what such an engine cannot do.
     """
     # A request is computed whole, in one step. Other dependencies between requests are up to the model.
     whole: dict[str, Any] = {"enable_chunked_prefill": False, "enable_prefix_caching": False}

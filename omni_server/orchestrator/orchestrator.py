@@ -152,7 +152,7 @@ class Orchestrator:
     def stage_down(self, outputs: frozenset[Output] | None = None) -> StageDownError | None:
         """Reports the first stage that is down, of all or of those that `outputs` need, or None."""
         names = self._config.stages if outputs is None else self._config.stages_for(outputs)
-        stages = {**self._ar, **self._diffusion}
+        stages: dict[str, Stage[ArHandle] | Stage[DiffusionHandle]] = {**self._ar, **self._diffusion}
         return next((StageDownError(name) for name in names if stages[name].is_down), None)
 
     async def submit(self, request: OmniRequest) -> RequestRun:

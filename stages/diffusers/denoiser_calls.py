@@ -108,7 +108,7 @@ def run_calls(calls: Sequence[DenoiserCall]) -> int:
             return 1
         except torch.AcceleratorError:
             raise
-        except Exception:  # the calls' own errors follow
+        except Exception:  # noqa: BLE001 - the calls' own errors follow
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
     for call in calls:
@@ -117,16 +117,14 @@ def run_calls(calls: Sequence[DenoiserCall]) -> int:
                 call.result = call.forward(**call.arguments)
         except torch.AcceleratorError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised in the request's thread
             call.error = error
     return len(calls)
 
 
 def _run_joined(calls: Sequence[DenoiserCall]) -> None:
     arguments = [_padded(call, calls) for call in calls]
-    joined = {
-        name: _joined(name, [given[name] for given in arguments], calls) for name in calls[0].arguments
-    }
+    joined = {name: _joined(name, [given[name] for given in arguments], calls) for name in calls[0].arguments}
     result = calls[0].forward(**joined)
     sizes = [call.batch for call in calls]
     if isinstance(result, tuple):
@@ -150,8 +148,7 @@ def _joined(name: str, values: Sequence[Any], calls: Sequence[DenoiserCall]) -> 
         if call.is_repeated(first):
             return first[:1] * sum(other.batch for other in calls)
         return type(first)(
-            _joined(f"{name}.{index}", items, calls)
-            for index, items in enumerate(zip(*values, strict=True))
+            _joined(f"{name}.{index}", items, calls) for index, items in enumerate(zip(*values, strict=True))
         )
     return first
 

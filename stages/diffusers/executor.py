@@ -50,6 +50,6 @@ def _done(call: Callable[[], Any]) -> "Future[Any]":
     future: Future[Any] = Future()
     try:
         future.set_result(call())
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - raised where the result is read
         future.set_exception(error)
     return future

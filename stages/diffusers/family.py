@@ -35,9 +35,7 @@ from omni_server.types import (
     TextPart,
 )
 from stages.diffusers.options import DiffusersStage
-from stages.diffusers.pipeline_folder import PipelineFolder, read_pipeline_folder
-
-CONFIG_FORMAT = "diffusers"
+from stages.diffusers.pipeline_folder import CONFIG_FORMAT, PipelineFolder, read_pipeline_folder
 
 DEFAULT_SIDE = 1024
 """Of models that do not say for which size they were trained."""
@@ -70,9 +68,7 @@ class DiffusersFamily:
                 "diffusion",
                 output="image",
                 config=DiffusersStage,
-                stepwise=StepwiseEngine(
-                    "stages.diffusers.executor.DiffusersPipelineExecutor", CONFIG_FORMAT
-                ),
+                stepwise=StepwiseEngine("stages.diffusers.executor.DiffusersPipelineExecutor", CONFIG_FORMAT),
             )
         }
     )

@@ -19,9 +19,7 @@ TORCH_DTYPES: dict[ComputeDtype, torch.dtype] = {
 }
 
 
-def load_pipeline(
-    path: str | Path, stage: DiffusersStage, dtype: ComputeDtype, device: torch.device
-) -> Any:
+def load_pipeline(path: str | Path, stage: DiffusersStage, dtype: ComputeDtype, device: torch.device) -> Any:
     """Returns the pipeline with its options applied. Raises `ConfigError` for a folder that must not be loaded,
     and for options that the pipeline does not have."""
     folder = read_pipeline_folder(Path(path))

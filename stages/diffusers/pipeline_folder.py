@@ -12,6 +12,8 @@ from pathlib import Path
 from omni_server.errors import ConfigError
 
 INDEX = "model_index.json"
+CONFIG_FORMAT = "diffusers"
+"""vLLM's name for the format of such a folder (`stages.diffusers.vllm_model`)."""
 LIBRARIES = frozenset({"diffusers", "transformers"})
 PICKLED = frozenset({".bin", ".ckpt", ".pkl", ".pt", ".pth"})
 SAFE = ".safetensors"
@@ -78,7 +80,11 @@ def _is_part_of_diffusers(library: object) -> bool:
     """Some components are in the package of their pipeline, such as `stable_diffusion`'s safety checker."""
     from importlib.util import find_spec
 
-    return isinstance(library, str) and library.isidentifier() and find_spec(f"diffusers.pipelines.{library}") is not None
+    return (
+        isinstance(library, str)
+        and library.isidentifier()
+        and find_spec(f"diffusers.pipelines.{library}") is not None
+    )
 
 
 def _check_component(folder: Path) -> str | None:
@@ -116,9 +122,7 @@ def _check_component(folder: Path) -> str | None:
 
 def _weights(folder: Path, variant: str | None) -> list[Path]:
     marker = f".{HALF_VARIANT}."
-    return sorted(
-        file for file in folder.glob(f"*{SAFE}") if (marker in file.name) == (variant is not None)
-    )
+    return sorted(file for file in folder.glob(f"*{SAFE}") if (marker in file.name) == (variant is not None))
 
 
 def _read_object(path: Path) -> dict[str, object]:

@@ -56,11 +56,16 @@ class PipelineRun:
         """The call at which the run is parked; None at the end of a step."""
         self.result: Any = None
         self.error: Exception | None = None
-        self.is_over = False
+        self._over = threading.Event()
         self._is_aborted = False
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._main, name="pipeline", daemon=True)
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    @property
+    def is_over(self) -> bool:
+        """Finished, failed or aborted."""
+        return self._over.is_set()
 
     @property
     def is_denoised(self) -> bool:
@@ -78,13 +83,13 @@ class PipelineRun:
 
     def abort(self) -> None:
         """Ends the run where it is parked; nothing is decoded. Harmless if it is over."""
-        if self.is_over:
+        if self._over.is_set():
             return
         self._is_aborted = True
         if self._thread.ident is None:
             self._end()
         else:
-            while not self.is_over:  # a pipeline may have a `finally` that calls the denoiser
+            while not self._over.is_set():  # a pipeline may have a `finally` that calls the denoiser
                 self.resume()
             self._thread.join()
 
@@ -126,13 +131,13 @@ class PipelineRun:
                 self.result = self.pipe(**self.arguments)
         except AbortedError:
             pass
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the outcome of the run
             self.error = error
         self._end()
         self._back.release()
 
     def _end(self) -> None:
-        self.is_over = True
+        self._over.set()
         self.call = self.estimate = self.cache_context = None
         # It refers to this run.
         self.pipe = None
@@ -147,9 +152,7 @@ def run_of_this_thread() -> PipelineRun | None:
     return _runs.get(threading.current_thread())
 
 
-def _estimate(
-    scheduler: Any, given: Mapping[str, Any], result: Any
-) -> Callable[[], torch.Tensor] | None:
+def _estimate(scheduler: Any, given: Mapping[str, Any], result: Any) -> Callable[[], torch.Tensor] | None:
     """Returns what computes the latents that the step expects at the end of all steps.
 
     Schedulers of flow matching predict the velocity, and others return the estimate with their result."""

@@ -187,7 +187,7 @@ class PipelineWorker:
                     request.events.append(Preview(request.num_previews, pixels))
                     request.num_previews += 1
                 return None
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the outcome of the run
                 self._pipeline.abort(run)
                 run.error = error
         request.events = []

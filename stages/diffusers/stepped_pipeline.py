@@ -106,9 +106,7 @@ class SteppedPipeline:
         if run.estimate is None:
             return None
         generator = torch.Generator().manual_seed(0)  # its noise is replaced
-        shown = PipelineRun(
-            self.pipe, run.arguments | {"generator": generator}, clean_latents=run.estimate()
-        )
+        shown = PipelineRun(self.pipe, run.arguments | {"generator": generator}, clean_latents=run.estimate())
         while not shown.is_over:
             shown.resume()
         if shown.error is not None:

@@ -13,8 +13,7 @@ from vllm import ModelRegistry
 from vllm.transformers_utils.config import register_config_parser
 from vllm.transformers_utils.config_parser_base import ConfigParserBase
 
-from stages.diffusers.family import CONFIG_FORMAT
-from stages.diffusers.pipeline_folder import read_pipeline_folder
+from stages.diffusers.pipeline_folder import CONFIG_FORMAT, read_pipeline_folder
 
 ARCHITECTURE = "DiffusersPipelineStage"
 MAX_IMAGE_TOKENS = 1 << 20

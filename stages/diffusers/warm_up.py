@@ -111,9 +111,7 @@ class WarmUp:
     def _images(self, jobs: list[ImageJob]) -> list[torch.Tensor]:
         """Raises what the pipeline raises, and `ConfigError` if its results are no images."""
         pipeline = self._pipeline
-        runs: list[PipelineRun] = [
-            pipeline.start(pipeline_arguments(pipeline.pipe, job)) for job in jobs
-        ]
+        runs: list[PipelineRun] = [pipeline.start(pipeline_arguments(pipeline.pipe, job)) for job in jobs]
         while waiting := [run for run in runs if not run.is_over]:
             pipeline.step(waiting)
         return [_checked(run) for run in runs]

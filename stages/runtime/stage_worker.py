@@ -84,9 +84,7 @@ class StageWorkerMixin(VllmWorker):
         return runner_class(self.vllm_config, self.device)
 
     def init_device(self) -> None:
-        self.progress = engine_start.begin(
-            self.vllm_config.additional_config, is_first_rank=self.rank == 0
-        )
+        self.progress = engine_start.begin(self.vllm_config.additional_config, is_first_rank=self.rank == 0)
         super().init_device()
         if not isinstance(self.model_runner, self.runner_mixin):
             self.model_runner = self._make_model_runner()

@@ -78,9 +78,10 @@ class Served:
         return image.pixels
 
     async def until_released(self) -> None:
+        """The engine answers between two steps, and hears of an end with the step after it."""
         async with asyncio.timeout(WAIT_S):
             while (await self.counts())["requests"] or self.handle.num_active:
-                await asyncio.sleep(0.01)
+                pass
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -263,7 +264,9 @@ async def test_a_result_that_is_not_finite_is_corrupt(served: Served) -> None:
 
 
 async def test_a_request_whose_tokens_do_not_match_its_size_is_refused(served: Served) -> None:
-    prompt, _ = served.orchestrator.images.render((ChatMessage("user", (TextPart("x"),)),), ImageOutput(SIZE, 0))
+    prompt, _ = served.orchestrator.images.render(
+        (ChatMessage("user", (TextPart("x"),)),), ImageOutput(SIZE, 0)
+    )
     job = decode_job(prompt.payload)
     with pytest.raises(StageError, match="an image of 64x64 has 16 tokens, not 4"):
         await served.handle.run("few", prompt.token_ids[:4], encode_job(job))

@@ -3,7 +3,7 @@
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from diffusers import AutoencoderKL, AutoencoderKLQwenImage
 from tokenizers.pre_tokenizers import ByteLevel
@@ -24,6 +24,9 @@ from transformers import (
 )
 
 HIDDEN = 32
+
+TokenizerT = TypeVar("TokenizerT", Qwen2Tokenizer, CLIPTokenizer)
+
 _QWEN_SPECIAL = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -159,7 +162,7 @@ def t5_text_encoder(width: int) -> T5EncoderModel:
     )
 
 
-def vae(latent_channels: int, **config: Any) -> AutoencoderKL:
+def vae(latent_channels: int, **config: object) -> AutoencoderKL:
     """Eight pixels to a latent, as in the genuine models."""
     return AutoencoderKL(
         block_out_channels=[4, 4, 8, 8],
@@ -171,7 +174,9 @@ def vae(latent_channels: int, **config: Any) -> AutoencoderKL:
     )
 
 
-def _from_files(cls: Any, vocabulary: dict[str, int], config: dict[str, object], **arguments: object) -> Any:
+def _from_files(
+    cls: type[TokenizerT], vocabulary: dict[str, int], config: dict[str, object], **arguments: object
+) -> TokenizerT:
     """A byte-level tokenizer without merges."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

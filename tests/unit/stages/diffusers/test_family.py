@@ -104,7 +104,11 @@ def test_an_edited_image_keeps_its_shape_and_counts_the_image_to_edit(
     ],
 )
 def test_what_the_model_cannot_do_is_refused_with_the_field(
-    model: Callable[[str], DiffusersModel], name: str, content: tuple[Any, ...], image: ImageOutput, param: str
+    model: Callable[[str], DiffusersModel],
+    name: str,
+    content: tuple[Any, ...],
+    image: ImageOutput,
+    param: str,
 ) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         ImageRequests(model(name), stage_options()).render(messages("x", *content), image)

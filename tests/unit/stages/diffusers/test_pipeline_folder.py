@@ -48,7 +48,9 @@ def test_a_pipeline_of_custom_code_is_refused(folder: Path) -> None:
 def test_a_component_of_custom_code_is_refused(folder: Path) -> None:
     (folder / "unet" / "my_unet.py").write_text("raise SystemExit('executed')")
     set_index(folder, unet=["my_unet", "MyUNet"])
-    assert "unet is the class MyUNet of my_unet; only classes of diffusers and transformers" in refusal(folder)
+    assert "unet is the class MyUNet of my_unet; only classes of diffusers and transformers" in refusal(
+        folder
+    )
 
 
 def test_a_component_that_refers_to_remote_code_is_refused(folder: Path) -> None:

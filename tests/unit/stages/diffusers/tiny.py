@@ -1,12 +1,10 @@
 """One tiny pipeline, as the tests run it."""
 
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 
@@ -70,5 +68,3 @@ class Tiny:
 def difference(run: PipelineRun, expected: torch.Tensor) -> float:
     assert run.error is None, run.error
     return float((run.result.images - expected).abs().max())
-
-
