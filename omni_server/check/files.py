@@ -15,6 +15,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
 from omni_server.family import ModelFamily, StageFootprint, load_family
+from omni_server.model_folder import config_file
 
 
 def refuse_damaged_files(folder: Path, config: StageConfig, *, load_format: str) -> None:
@@ -107,5 +108,5 @@ def _differences(stage: str, footprint: StageFootprint, stored: StoredWeights) -
 
 def _is_quantized(folder: Path) -> bool:
     """Quantized weights have different names and shapes."""
-    document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    document = json.loads(config_file(folder).read_text(encoding="utf-8"))
     return "quantization_config" in document

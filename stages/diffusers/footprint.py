@@ -2,11 +2,14 @@
 
 from omni_server.config.stage_config import StageConfig
 from omni_server.family import StageFootprint
+from omni_server.protocol.images import PIXELS_PER_TOKEN
 from stages.diffusers.pipeline_folder import PipelineFolder
 
-VALUES_PER_TOKEN = 400_000
-"""Estimate for decoding an image: of 16 x 16 pixels, six times 256 channels at full resolution. The denoiser's
-pass needs less per token."""
+WIDE_LAYERS = 12
+"""Estimate: the values that decoding holds at the same time, in tensors of the image's size with as many channels
+as the decoder's first block. Denoising needs less per token."""
+DEFAULT_CHANNELS = 128
+"""Of decoders that do not say how wide they are; Stable Diffusion's width."""
 
 
 def stage_footprints(folder: PipelineFolder, config: StageConfig) -> dict[str, StageFootprint]:
@@ -24,7 +27,15 @@ def stage_footprints(folder: PipelineFolder, config: StageConfig) -> dict[str, S
             loads_float32=False,
             encodes_media=False,
             kv=None,
-            values_per_token=VALUES_PER_TOKEN,
+            values_per_token=WIDE_LAYERS * PIXELS_PER_TOKEN * _channels(folder),
         )
         for name in config.stages
     }
+
+
+def _channels(folder: PipelineFolder) -> int:
+    """At the decoder's full resolution."""
+    config = folder.config_of("vae")
+    widths = config.get("block_out_channels")
+    width = widths[0] if isinstance(widths, list) and widths else config.get("base_dim")
+    return width if isinstance(width, int) else DEFAULT_CHANNELS

@@ -73,7 +73,7 @@ class WarmUp:
         if self._share is not None:  # else there is nothing to measure
             num_tokens = num_image_tokens(side, side) + self._input_tokens * self._pipeline.takes("image")
             number = max(1, min(stage.max_num_seqs, stage.max_num_batched_tokens // num_tokens))
-        what = f"{number} images of {side}x{side}"
+        what = f"{number} image{'' if number == 1 else 's'} of {side}x{side}"
         if self._share is not None:
             start_measuring(self._device)
         try:
