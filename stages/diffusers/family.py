@@ -56,6 +56,7 @@ _PARAMETERS = MappingProxyType(
     }
 )
 """Of a pipeline's `__call__`, and the field of `ImageOutput` that sets it."""
+_DTYPES = MappingProxyType({"BF16": "bfloat16", "F16": "float16"})
 _REQUIRED = ("prompt", "height", "width", NUM_STEPS, "generator", "output_type")
 
 
@@ -110,7 +111,7 @@ class DiffusersModel:
 
     def __init__(self, model_dir: Path) -> None:
         """Raises `ConfigError` for a folder that is unsafe or incomplete, or that generates no images."""
-        folder = read_pipeline_folder(model_dir)
+        folder = self._folder = read_pipeline_folder(model_dir)
         cls = pipeline_class(folder)
         self._parameters = frozenset(inspect.signature(cls.__call__).parameters)
         _check_class(cls, self._parameters)
@@ -123,10 +124,16 @@ class DiffusersModel:
     def image_features(self, stage: CommonStage) -> ImageFeatures:
         assert isinstance(stage, DiffusersStage)
         names = {ours for theirs, ours in _PARAMETERS.items() if theirs in self._parameters}
+        multiple = max(SIDE_MULTIPLE, self._pixels_per_latent)
         max_pixels = stage.largest_image * PIXELS_PER_TOKEN
+        if max_pixels < multiple**2:
+            raise ConfigError(
+                f"an image has at least {num_image_tokens(multiple, multiple)} image tokens, and max_image_tokens "
+                f"(or max_model_len) is {stage.largest_image}: raise it"
+            )
         return ImageFeatures(
             parameters=frozenset(names | {"num_partial_images"}),
-            free_sizes=FreeSizes(max(SIDE_MULTIPLE, self._pixels_per_latent), MAX_RATIO, max_pixels),
+            free_sizes=FreeSizes(multiple, MAX_RATIO, max_pixels),
             max_input_images=MAX_INPUT_IMAGES if "image" in self._parameters else 0,
             needs_input_image=self._needs_image,
         )
@@ -159,7 +166,14 @@ class DiffusersModel:
         return DiffusionPrompt((0,) * num_tokens, encode_job(job))
 
     def dtype_name(self) -> str:
-        return "float32"
+        """That of the first weight of the denoiser, or of the first component."""
+        from safetensors import safe_open
+
+        files = list(self._folder.weight_files())
+        of_denoiser = [path for path in files if path.parent.name in ("transformer", "unet")]
+        with safe_open((of_denoiser or files)[0], "np") as file:
+            name = file.get_slice(next(iter(file.keys()))).get_dtype()
+        return _DTYPES.get(name, "float32")
 
     def prompt(
         self,

@@ -12,12 +12,6 @@ from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_folder import read_pipeline_folder
 from stages.diffusers.stepped_pipeline import DENOISERS
 
-TORCH_DTYPES: dict[ComputeDtype, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
 
 def load_pipeline(path: str | Path, stage: DiffusersStage, dtype: ComputeDtype, device: torch.device) -> Any:
     """Returns the pipeline with its options applied. Raises `ConfigError` for a folder that must not be loaded,
@@ -26,7 +20,7 @@ def load_pipeline(path: str | Path, stage: DiffusersStage, dtype: ComputeDtype, 
     _silence()
     pipe = pipeline_class(folder).from_pretrained(
         folder.path,
-        dtype=TORCH_DTYPES[dtype],
+        dtype=getattr(torch, dtype),
         local_files_only=True,
         use_safetensors=True,
         trust_remote_code=False,

@@ -91,11 +91,11 @@ def _check_component(folder: Path) -> str | None:
     """Returns the variant of its weights. A component without config.json has no weights."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is missing, which {folder.parent / INDEX} names: download it too")
-    config = folder / "config.json"
-    if not config.is_file():
+    for config in sorted(folder.glob("*config.json")):
+        if "auto_map" in _read_object(config):
+            raise ConfigError(f"{config} refers to code in the folder (auto_map), which is not run")
+    if not (folder / "config.json").is_file():
         return None
-    if "auto_map" in _read_object(config):
-        raise ConfigError(f"{config} refers to code in the folder (auto_map), which is not run")
     for index in folder.glob(f"*{SAFE}.index*.json"):
         weight_map = _read_object(index).get("weight_map")
         if not isinstance(weight_map, dict):

@@ -16,6 +16,7 @@ from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.orchestrator.image_requests import ImageRequests
 from omni_server.protocol.images import ImageJob, Pixels, decode_job
 from omni_server.types import ChatMessage, ImageOutput, ImagePart, ImageSize, TextPart
+from scripts.demo_checkpoint import make_demo_checkpoint
 from stages.diffusers import FAMILY
 from stages.diffusers.family import DiffusersModel
 from tests.unit.stages.diffusers.tiny import stage_options
@@ -139,6 +140,28 @@ def test_footprints_are_the_weights_of_all_components(tiny_folder: Callable[[str
     footprint = FAMILY.footprints(tiny_folder("sd15"), config)["image"]
     assert footprint.tensors["unet/conv_in.weight"] == (4, 4, 3, 3)
     assert {name.partition("/")[0] for name in footprint.tensors} == {"unet", "vae", "text_encoder"}
+
+
+def test_the_dtype_is_that_of_the_denoiser(tmp_path: Path) -> None:
+    folder = make_demo_checkpoint(
+        tmp_path / "pipeline", family="diffusers", pipeline="flux", dtype="bfloat16"
+    )
+    assert FAMILY.open(folder).dtype_name() == "bfloat16"
+
+
+def test_a_stage_too_small_for_any_image_is_refused(
+    tiny_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_folder("sd15"), tmp_path / "pipeline"))
+    path = folder / "vae" / "config.json"
+    coarse = {"block_out_channels": [4] * 6}  # 32 pixels to a latent
+    path.write_text(json.dumps(json.loads(path.read_text()) | coarse))
+    model = FAMILY.open(folder)
+    features = model.image_features(stage_options(max_model_len=4))
+    assert features.free_sizes is not None
+    assert features.free_sizes.multiple == 32
+    with pytest.raises(ConfigError, match="an image has at least 4 image tokens, and max_image_tokens"):
+        model.image_features(stage_options(max_model_len=3))
 
 
 def test_an_image_may_not_be_larger_than_a_request() -> None:

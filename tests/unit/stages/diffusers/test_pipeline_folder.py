@@ -53,8 +53,9 @@ def test_a_component_of_custom_code_is_refused(folder: Path) -> None:
     )
 
 
-def test_a_component_that_refers_to_remote_code_is_refused(folder: Path) -> None:
-    path = folder / "text_encoder" / "config.json"
+@pytest.mark.parametrize("file", ["text_encoder/config.json", "tokenizer/tokenizer_config.json"])
+def test_a_component_that_refers_to_remote_code_is_refused(folder: Path, file: str) -> None:
+    path = folder / file
     document = json.loads(path.read_text()) | {"auto_map": {"AutoModel": "evil--modeling.Model"}}
     path.write_text(json.dumps(document))
     assert "refers to code in the folder (auto_map)" in refusal(folder)
