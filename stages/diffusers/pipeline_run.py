@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from stages.diffusers.denoiser_calls import DenoiserCall, SharedValues
 
@@ -156,8 +157,6 @@ def _estimate(scheduler: Any, given: Mapping[str, Any], result: Any) -> Callable
     """Returns what computes the latents that the step expects at the end of all steps.
 
     Schedulers of flow matching predict the velocity, and others return the estimate with their result."""
-    from diffusers import FlowMatchEulerDiscreteScheduler
-
     if isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
         sigma = scheduler.sigmas[scheduler.step_index - 1]
         velocity, sample = given["model_output"], given["sample"]

@@ -97,6 +97,7 @@ class PipelineWorker:
         enforce_share(self._share, self._device)
 
     def load_model(self) -> None:
+        """Raises `ConfigError` for a folder or an option that cannot be served."""
         self._progress.report(Phase.LOADING)
         pipe = load_pipeline(
             self._vllm_config.model_config.model, self._stage, self._runtime.compute_dtype, self._device

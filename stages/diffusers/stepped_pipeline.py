@@ -5,6 +5,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
+from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from stages.diffusers.denoiser_calls import DenoiserCall, run_calls
 from stages.diffusers.pipeline_run import PipelineRun, run_of_this_thread
@@ -126,7 +127,5 @@ class SteppedPipeline:
 def _nothing(sample: torch.Tensor, arguments: Mapping[str, Any]) -> Any:
     """A prediction of zeros, as denoisers return it."""
     if arguments.get("return_dict", True):
-        from diffusers.models.modeling_outputs import Transformer2DModelOutput
-
         return Transformer2DModelOutput(sample=torch.zeros_like(sample))
     return (torch.zeros_like(sample),)
