@@ -17,9 +17,19 @@ import numpy.typing as npt
 
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_family, installed_families
 from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError
 from omni_server.protocol.rows import SourceSpan as SourceSpan
-from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, ImageSize, Output, Task
+from omni_server.types import (
+    SAMPLE_RATE_HZ,
+    ChatMessage,
+    FunctionTool,
+    ImageFeatures,
+    ImageOutput,
+    ImageSize,
+    Output,
+    Task,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -216,6 +226,10 @@ class FamilyModel(Protocol):
     image_sizes: tuple[ImageSize, ...]
     """Sizes of images that the model can generate, the default first; empty if it generates none."""
 
+    def image_features(self, stage: CommonStage) -> ImageFeatures:
+        """What requests for images may contain. `stage` is the first stage of the stage config."""
+        ...
+
     def prompt(
         self,
         messages: Sequence[ChatMessage],
@@ -248,8 +262,11 @@ class FamilyModel(Protocol):
         """
         ...
 
-    def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
-        """Renders a diffusion request. `size` is in `image_sizes`; `seed` (0 to 2**63 - 1) sets the noise.
+    def image_prompt(
+        self, messages: Sequence[ChatMessage], image: ImageOutput, *, size: ImageSize, seed: int
+    ) -> DiffusionPrompt:
+        """Renders a diffusion request. `size` is in `image_sizes` or allowed by `image_features`; `seed` (0 to
+        2**63 - 1) sets the noise. The other fields of `image` that are set are in `image_features`.
 
         The last stage must return the pixels, RGB `[height, width, 3]` in [0, 1]. Raises
         `InvalidRequestError` if the messages cannot be rendered.

@@ -30,10 +30,16 @@ from omni_server.types import AboutModel
 EXAMPLE_MODEL = "Qwen/Qwen2.5-Omni-7B"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.pt"]
+_SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.pt", "*.model"]
 """Configs, tokenizer and voices."""
 _WEIGHTS = ["*.safetensors"]
 """Excludes other files, such as images and weights in other formats."""
+_PIPELINE_WEIGHTS = ["*/*.safetensors"]
+"""Of a Diffusers pipeline. Its repository may have the same weights again, in one file."""
+
+PIPELINE_INDEX = "model_index.json"
+PIPELINE_ARCHITECTURE = "DiffusionPipeline"
+"""The architecture of every folder with a `PIPELINE_INDEX`: the base class of all of Diffusers' pipelines."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,10 @@ def resolve_model_folder(
                 f"MODEL '{model}': no such folder, and not a hub id either (those look like "
                 f"'{EXAMPLE_MODEL}')"
             )
-        folder = _download(model, revision, _SMALL_FILES + (_WEIGHTS if needs_weights else []), on_progress)
+        folder = _download(model, revision, _SMALL_FILES, on_progress)
+        if needs_weights:
+            weights = _PIPELINE_WEIGHTS if (folder / PIPELINE_INDEX).is_file() else _WEIGHTS
+            folder = _download(model, revision, _SMALL_FILES + weights, lambda line: None)
     _check_checkpoint(model, folder, architectures, needs_weights=needs_weights)
     return folder
 
@@ -136,8 +145,17 @@ def _why_unreachable() -> str:
     return "the hub cannot be reached; check the network, or give a local folder as MODEL"
 
 
+def config_file(folder: Path) -> Path:
+    """The file that says what the checkpoint is: config.json, or the index of a Diffusers pipeline."""
+    config, index = folder / "config.json", folder / PIPELINE_INDEX
+    return index if index.is_file() and not config.is_file() else config
+
+
 def architectures_of(folder: Path) -> tuple[str, ...]:
-    """Returns `architectures` of config.json. Raises `ConfigError` if it cannot be read."""
+    """Returns `architectures` of config.json, and `PIPELINE_ARCHITECTURE` for a Diffusers pipeline. Raises
+    `ConfigError` if the file cannot be read."""
+    if config_file(folder).name == PIPELINE_INDEX:
+        return (PIPELINE_ARCHITECTURE,)
     found = _read_json_object(folder / "config.json").get("architectures")
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
@@ -145,18 +163,18 @@ def architectures_of(folder: Path) -> tuple[str, ...]:
 def _check_checkpoint(
     model: str, folder: Path, architectures: Collection[str], *, needs_weights: bool
 ) -> None:
-    config_file = folder / "config.json"
-    if not config_file.is_file():
+    path = config_file(folder)
+    if not path.is_file():
         raise ConfigError(f"MODEL '{model}' is no checkpoint: there is no config.json in {folder}")
     found = architectures_of(folder)
     if set(architectures).isdisjoint(found):
-        model_type = _read_json_object(config_file).get("model_type", "missing")
+        model_type = _read_json_object(path).get("model_type", "missing")
         raise ConfigError(
             f"MODEL '{model}' is not a checkpoint that this server can run: its config.json (model_type: "
             f"{model_type}) names {', '.join(found) or 'no architecture'}, and the server runs "
             f"{', '.join(architectures)}, in models such as {EXAMPLE_MODEL}"
         )
-    if needs_weights:
+    if needs_weights and path.name != PIPELINE_INDEX:  # a pipeline's family checks its components
         _check_weights(model, folder)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.edge import check_longest_window
@@ -17,12 +19,15 @@ from omni_server.errors import ConfigError, OmniError, StageDownError, first_lea
 from omni_server.family import FamilyModel, load_family, open_model
 from omni_server.generation import Generation
 from omni_server.metrics.stage_metrics import QueueLevel, StageLevel, pipeline_text
-from omni_server.model_folder import read_about
+from omni_server.model_folder import config_file, read_about
 from omni_server.protocol.corruption import CORRUPTION_KINDS
 from omni_server.types import (
     AboutModel,
     ChatMessage,
+    ContentPart,
+    ImageFeatures,
     ImageOutput,
+    ImagePart,
     MediaKind,
     ModelInfo,
     OmniRequest,
@@ -45,6 +50,9 @@ Progress = Callable[[str], None]
 
 WARM_UP_LENGTH = 4
 """Tokens, or frames of codec tokens, that each stage generates for a warm-up request."""
+WARM_UP_STEPS = 2
+"""Of a warm-up image, where the model works in steps."""
+NO_IMAGE_FEATURES = ImageFeatures()
 
 
 class AsyncOmni:
@@ -100,7 +108,7 @@ class AsyncOmni:
                 diffusion=engines.diffusion,
                 request_timeout_s=config.request_timeout_s,
             )
-            info = _model_info(model_dir, config, model, engines, served_model_names, about)
+            info = _model_info(model_dir, config, model, engines, orchestrator, served_model_names, about)
             omni = cls(info, engines, supervisor, orchestrator)
             await _while_all_live(omni._warm_up(config, on_progress), engines)
             supervisor.start()
@@ -183,7 +191,9 @@ class AsyncOmni:
             for size in burst_sizes:
                 async with asyncio.TaskGroup() as burst:
                     for number in range(size):
-                        request = warm_up_request(config, is_greedy=number % 2 == 1)
+                        request = warm_up_request(
+                            config, is_greedy=number % 2 == 1, features=self.model_info.image_features
+                        )
                         burst.create_task(self._answer(request))
         except ExceptionGroup as group:
             failures = group.subgroup(OmniError)
@@ -207,8 +217,10 @@ class AsyncOmni:
             pass
 
 
-def warm_up_request(config: StageConfig, *, is_greedy: bool) -> OmniRequest:
-    """A short request that passes every stage of `config`."""
+def warm_up_request(
+    config: StageConfig, *, is_greedy: bool, features: ImageFeatures = NO_IMAGE_FEATURES
+) -> OmniRequest:
+    """A short request that passes every stage of `config`. `features` are those of the model's images."""
     speech = config.speech_edge
     sampling: dict[str, SamplingConfig] = {}
     for name, stage in config.stages.items():
@@ -219,11 +231,15 @@ def warm_up_request(config: StageConfig, *, is_greedy: bool) -> OmniRequest:
             sampling[name] = SamplingConfig(
                 temperature=0.0 if is_greedy else 1.0, max_tokens=length, min_tokens=length, ignore_eos=True
             )
+    content: tuple[ContentPart, ...] = (TextPart("Hello"),)
+    if features.needs_input_image:
+        content += (ImagePart(np.full((64, 64, 3), 128, np.uint8)),)
+    num_steps = WARM_UP_STEPS if "num_steps" in features.parameters else None
     return OmniRequest(
         f"warm-up-{uuid.uuid4().hex}",
-        (ChatMessage("user", (TextPart("Hello"),)),),
+        (ChatMessage("user", content),),
         speech=SpeechOutput() if "audio" in config.outputs else None,
-        image=ImageOutput() if "image" in config.outputs else None,
+        image=ImageOutput(num_steps=num_steps) if "image" in config.outputs else None,
         sampling=sampling,
         is_logged=False,
     )
@@ -262,6 +278,7 @@ def _model_info(
     config: StageConfig,
     model: FamilyModel,
     engines: "Engines",
+    orchestrator: "Orchestrator",
     names: tuple[str, ...],
     about: AboutModel | None,
 ) -> ModelInfo:
@@ -286,7 +303,8 @@ def _model_info(
         fingerprint=fingerprint_of(model_dir, config),
         about=about,
         longest_speech_s=_longest_speech_s(config, model),
-        image_sizes=model.image_sizes if "image" in config.outputs else (),
+        image_sizes=orchestrator.images.sizes if "image" in config.outputs else (),
+        image_features=orchestrator.images.features,
     )
 
 
@@ -302,7 +320,7 @@ def fingerprint_of(model_dir: Path, config: StageConfig) -> str:
     digest = hashlib.sha256()
     for part in (
         VERSION.encode(),
-        (model_dir / "config.json").read_bytes(),
+        config_file(model_dir).read_bytes(),
         config.model_dump_json().encode(),
     ):
         digest.update(part)

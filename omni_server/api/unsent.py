@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from omni_server.errors import InvalidRequestError
-from omni_server.types import AudioDelta, ImageDone, OmniEvent, TextDelta, ToolCallDelta
+from omni_server.types import AudioDelta, ImageDone, OmniEvent, PartialImage, TextDelta, ToolCallDelta
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ def size_of(event: OmniEvent) -> int:
     match event:
         case AudioDelta():
             return _EVENT_BYTES + event.samples.nbytes
-        case ImageDone():
+        case ImageDone() | PartialImage():
             return _EVENT_BYTES + event.pixels.nbytes
         case TextDelta():
             num_logprobs = sum(1 + len(token.top) for token in event.logprobs)

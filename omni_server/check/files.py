@@ -15,6 +15,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
 from omni_server.family import ModelFamily, StageFootprint, load_family
+from omni_server.model_folder import PIPELINE_INDEX, config_file
 
 
 def refuse_damaged_files(folder: Path, config: StageConfig, *, load_format: str) -> None:
@@ -33,7 +34,7 @@ def explained(error: ConfigError, folder: Path, config: StageConfig, *, load_for
         problems = _damage(folder, config, footprints, load_format=load_format)
     except ConfigError as reason:
         problems = str(reason)
-    return ConfigError(f"{problems} ({error})") if problems else error
+    return ConfigError(f"{problems} ({error})") if problems not in ("", str(error)) else error
 
 
 def _damage(
@@ -63,6 +64,8 @@ def weight_problems(
     folder: Path, stored: StoredWeights, footprints: Mapping[str, StageFootprint]
 ) -> Iterator[str]:
     """Yields missing or damaged files, and weights that are missing or misshapen."""
+    if config_file(folder).name == PIPELINE_INDEX and not stored.num_files:
+        return  # the family says why: pickled weights are none
     if not (stored.num_files or stored.problems):
         yield (
             f"{folder} has no weights (*.safetensors): download them, or serve random ones with "
@@ -107,5 +110,5 @@ def _differences(stage: str, footprint: StageFootprint, stored: StoredWeights) -
 
 def _is_quantized(folder: Path) -> bool:
     """Quantized weights have different names and shapes."""
-    document = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    document = json.loads(config_file(folder).read_text(encoding="utf-8"))
     return "quantization_config" in document

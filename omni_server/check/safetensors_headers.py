@@ -4,8 +4,10 @@ themselves."""
 import json
 import math
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from omni_server.model_folder import PIPELINE_INDEX, config_file
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
@@ -45,7 +47,26 @@ class _DamagedError(Exception):
 
 
 def read_weights(folder: Path) -> StoredWeights:
-    """Reads the files in model.safetensors.index.json, else all *.safetensors; `problems` lists damage."""
+    """Reads the files in model.safetensors.index.json, else all *.safetensors; `problems` lists damage.
+
+    The weights of a Diffusers pipeline are in one folder per component, whose name precedes theirs:
+    `unet/conv_in.weight`."""
+    if config_file(folder).name != PIPELINE_INDEX:
+        return _read_folder(folder)
+    found = StoredWeights()
+    for component in sorted(path for path in folder.iterdir() if path.is_dir()):
+        part = _read_folder(component)
+        found.tensors |= {
+            f"{component.name}/{name}": replace(tensor, file=f"{component.name}/{tensor.file}")
+            for name, tensor in part.tensors.items()
+        }
+        found.num_files += part.num_files
+        found.num_bytes += part.num_bytes
+        found.problems += part.problems
+    return found
+
+
+def _read_folder(folder: Path) -> StoredWeights:
     found = StoredWeights()
     index = _read_index(folder, found)
     files = (path.name for path in folder.glob("*.safetensors"))

@@ -74,6 +74,18 @@ Payload = TokenFrames | Embeddings | Tensor
 
 
 @dataclass(frozen=True)
+class StepwiseEngine:
+    """Runs a `diffusion` stage in many steps per request, with an executor in the place of vLLM's worker.
+
+    Requests join and leave between two steps (`stages.runtime.step_scheduler`)."""
+
+    executor: str
+    """`package.module.Class` of a vLLM executor."""
+    config_format: str
+    """vLLM's name of the parser of the checkpoint's configuration, which the family registers."""
+
+
+@dataclass(frozen=True)
 class StageSpec:
     engine: EngineKind
     output: Output | None = None
@@ -82,6 +94,8 @@ class StageSpec:
     """`diffusion` only: the fields of this stage in a stage config. A family subclasses `DiffusionStage` to
     add options; its model finds them in `DiffusionRuntimeConfig.stage`. Their defaults are those of the
     family's reference implementation, if it has one."""
+    stepwise: StepwiseEngine | None = None
+    """`diffusion` only. None: a request is computed in one step, by a model of the family."""
 
 
 @dataclass(frozen=True)

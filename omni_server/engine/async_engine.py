@@ -39,16 +39,11 @@ RowSink = Callable[[RowsPayload], None]
 CLOSE_TIMEOUT_S = 30.0
 
 
-class RowOutputProcessor(OutputProcessor):
-    """Removes row payloads and predicted codes from the outputs of generating requests before vLLM sees them.
+class ReplacedOutputProcessor(OutputProcessor):
+    """Takes the place of the output processor that `AsyncLLM` creates, for which it has no parameter."""
 
-    vLLM treats an output with a pooling result as that of a pooling request and does not detokenise it.
-    """
-
-    def __init__(self, made: OutputProcessor, num_predicted: int = 0) -> None:
-        """Copies the configuration of `made`, which vLLM has just created for an engine without requests. If
-        `num_predicted` is set, results that come with tokens are not rows but codes, int16 `[n,
-        num_predicted]`."""
+    def __init__(self, made: OutputProcessor) -> None:
+        """Copies the configuration of `made`, which vLLM has just created for an engine without requests."""
         super().__init__(
             made.tokenizer,
             log_stats=made.log_stats,
@@ -56,6 +51,18 @@ class RowOutputProcessor(OutputProcessor):
             tracing_enabled=made.tracing_enabled,
             admission_stats=made.admission_stats,
         )
+
+
+class RowOutputProcessor(ReplacedOutputProcessor):
+    """Removes row payloads and predicted codes from the outputs of generating requests before vLLM sees them.
+
+    vLLM treats an output with a pooling result as that of a pooling request and does not detokenise it.
+    """
+
+    def __init__(self, made: OutputProcessor, num_predicted: int = 0) -> None:
+        """If `num_predicted` is set, results that come with tokens are not rows but codes, int16 `[n,
+        num_predicted]`."""
+        super().__init__(made)
         self.row_sinks: dict[str, RowSink] = {}
         """By the id given to `add_request`."""
         self._num_predicted = num_predicted

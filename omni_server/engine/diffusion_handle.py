@@ -5,16 +5,16 @@ import numpy.typing as npt
 from vllm import PoolingParams
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import PoolingRequestOutput
-from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.engine.async_engine import abort, stage_errors
 from omni_server.engine.engine_handle import EngineHandle
+from omni_server.engine.event_engine import EventAsyncLLM, EventSink
 from omni_server.protocol.diffusion import INPUT_KEY, STREAMS_KEY
 from omni_server.transport.result import decode_result
 
 
-class DiffusionHandle(EngineHandle[AsyncLLM]):
-    """Handle of an engine that computes a request in one step."""
+class DiffusionHandle(EngineHandle[EventAsyncLLM]):
+    """Handle of an engine that returns one tensor per request."""
 
     async def run(
         self,
@@ -24,6 +24,7 @@ class DiffusionHandle(EngineHandle[AsyncLLM]):
         *,
         priority: int = 0,
         num_streams: int | None = None,
+        on_event: EventSink | None = None,
     ) -> npt.NDArray[np.float32]:
         """Returns the stage's result for `token_ids` and its encoded input: float32, in the shape that the
         model gives it.
@@ -31,7 +32,8 @@ class DiffusionHandle(EngineHandle[AsyncLLM]):
         Requests with the lowest `priority` are computed first, and the earliest of equal ones. The engine
         compares priorities only with each other, never with a clock. `num_streams` is the number of active
         streams, including this one, if known: a single stream does not wait for others, and with many streams
-        the steps of other stages are throttled (`StepThrottleSpec`).
+        the steps of other stages are throttled (`StepThrottleSpec`). `on_event` gets what the stage reports
+        before its result.
 
         Cancelling the call aborts the request. Raises `StageError` (`CorruptDataError` if the data is
         corrupt) or `StageDeadError`.
@@ -41,15 +43,20 @@ class DiffusionHandle(EngineHandle[AsyncLLM]):
             extra[STREAMS_KEY] = num_streams
         params = PoolingParams(task="plugin", extra_kwargs=extra)
         engine = self.engine
-        with stage_errors(self.name):
-            queue = await engine.add_request(
-                request_id, tokens_input(list(token_ids)), params, priority=priority
-            )
-            try:
-                output = await queue.get()
-            except BaseException:
-                await abort(engine, queue.request_id)
-                raise
+        if on_event is not None:
+            engine.event_sinks[request_id] = on_event
+        try:
+            with stage_errors(self.name):
+                queue = await engine.add_request(
+                    request_id, tokens_input(list(token_ids)), params, priority=priority
+                )
+                try:
+                    output = await queue.get()
+                except BaseException:
+                    await abort(engine, queue.request_id)
+                    raise
+        finally:
+            engine.event_sinks.pop(request_id, None)
         assert isinstance(output, PoolingRequestOutput)
         result: npt.NDArray[np.float32] = decode_result(output.outputs.data, self.name).float().numpy()
         return result

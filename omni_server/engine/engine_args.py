@@ -7,6 +7,7 @@ from vllm.config.structured_outputs import StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
+from omni_server.config.pipeline import StepwiseEngine
 from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.errors import ConfigError
 from omni_server.family import HfOverrides
@@ -25,6 +26,7 @@ min_tokens is used."""
 DIFFUSION_WORKER = "stages.runtime.stage_worker.DiffusionWorker"
 
 DIFFUSION_SCHEDULER = "stages.runtime.batching_delay.BatchingScheduler"
+STEP_SCHEDULER = "stages.runtime.step_scheduler.StepScheduler"
 
 NO_KV_CACHE_BYTES = 1 << 20
 """There is no KV cache, but on a CPU vLLM sizes one by the machine's memory unless a size is given."""
@@ -70,15 +72,17 @@ def diffusion_engine_args(
     *,
     platform: Literal["cpu", "cuda"],
     load_format: str,
-    hf_overrides: HfOverrides,
+    hf_overrides: HfOverrides | None,
     carries_state: bool,
+    stepwise: StepwiseEngine | None = None,
     announces_to: tuple[str, ...] = (),
 ) -> AsyncEngineArgs:
     """Returns the arguments of the stage's `AsyncLLM`. Its requests are `PoolingParams(task="plugin", ...)`.
 
     `hf_overrides` selects the stage's part of the checkpoint's config. With `carries_state`, requests may be
-    windows of a stream, whose state the model keeps for the next one. `announces_to`: sockets of stages that
-    yield to its batches. Raises `ConfigError` if the stage asks for what such an engine cannot do.
+    windows of a stream, whose state the model keeps for the next one. With `stepwise`, they take many steps.
+    `announces_to`: sockets of stages that yield to its batches. Raises `ConfigError` if the stage asks for
+    what such an engine cannot do.
     """
     # A request is computed whole, in one step. Other dependencies between requests are up to the model.
     whole: dict[str, Any] = {"enable_chunked_prefill": False, "enable_prefix_caching": False}
@@ -109,6 +113,15 @@ def diffusion_engine_args(
         "kv_cache_memory_bytes": NO_KV_CACHE_BYTES,
         "scheduling_policy": "priority",  # a request's priority is its playout deadline
     }
+    if stepwise is not None:
+        if load_format == "dummy":
+            raise ConfigError(f"{stage.model_stage} needs its weights: leave --load-format dummy out")
+        del arguments["worker_cls"]
+        arguments |= {
+            "scheduler_cls": STEP_SCHEDULER,
+            "distributed_executor_backend": stepwise.executor,
+            "config_format": stepwise.config_format,
+        }
     # vLLM has nothing to capture: the model has its own CUDA graphs.
     return AsyncEngineArgs(**(arguments | stage.engine_args | whole | {"enforce_eager": True}))
 

@@ -12,7 +12,6 @@ import msgspec
 from vllm import envs as vllm_envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, startup_omp_num_threads
-from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Embeddings
 from omni_server.config.stage_config import StageConfig
@@ -26,6 +25,7 @@ from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_args import ar_engine_args, diffusion_engine_args
 from omni_server.engine.engine_handle import EngineT, Stage
 from omni_server.engine.environment import compiles
+from omni_server.engine.event_engine import EventAsyncLLM
 from omni_server.engine.mps import MpsDaemon, start_mps
 from omni_server.engine.process_files import TempFolder, check_cache_folder, sweep_dead_folders
 from omni_server.engine.queue_layout import queue_layout
@@ -222,20 +222,20 @@ class EngineBuilder:
 
     async def build_diffusion(
         self, name: str, stage: DiffusionStage, progress: StartProgress
-    ) -> BuiltEngine[AsyncLLM]:
+    ) -> BuiltEngine[EventAsyncLLM]:
         """Builds an engine of the stage. Raises `ConfigError`."""
-        overrides = self.family.hf_overrides(stage.model_stage)
-        assert overrides is not None
+        spec = self.config.stage_spec(name)
         arguments = diffusion_engine_args(
             self.model_dir,
             stage,
             platform=self.config.platform,
             load_format=self.load_format,
-            hf_overrides=overrides,
+            hf_overrides=self.family.hf_overrides(stage.model_stage),
+            stepwise=spec.stepwise,
             carries_state=self.config.carries_state,
             announces_to=tuple(throttle.socket for throttle in self._throttles.values()),
         )
-        return await self._build(name, AsyncLLM, arguments, progress)
+        return await self._build(name, EventAsyncLLM, arguments, progress)
 
     async def _build(
         self, name: str, client_class: type[EngineT], arguments: AsyncEngineArgs, progress: StartProgress

@@ -1,6 +1,6 @@
 """A chain of diffusion engines that turns a window of codec tokens into audio, or a prompt into an image."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 
@@ -11,6 +11,7 @@ from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.errors import CorruptDataError
 from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.protocol.diffusion import encode_stage_result
+from omni_server.protocol.images import StageEvent
 
 
 class Decoder:
@@ -47,11 +48,12 @@ class Decoder:
         *,
         priority: int = 0,
         num_streams: int | None = None,
+        on_event: Callable[[StageEvent], None] | None = None,
         timeline: RequestTimeline,
     ) -> npt.NDArray[np.float32]:
         """Returns the last result. Other arguments and errors are those of `DiffusionHandle.run`."""
         result = await self._handles[0].run(
-            request_id, token_ids, payload, priority=priority, num_streams=num_streams
+            request_id, token_ids, payload, priority=priority, num_streams=num_streams, on_event=on_event
         )
         for before, handle in pairwise(self._handles):
             timeline.mark_output(before.name)
@@ -66,5 +68,6 @@ class Decoder:
                 encode_stage_result(payload, result),
                 priority=priority,
                 num_streams=num_streams,
+                on_event=on_event,
             )
         return result

@@ -28,6 +28,7 @@ from omni_server.errors import (
 )
 from omni_server.family import CodecLayout, EmbeddingsPrompt, FamilyModel
 from omni_server.orchestrator.decoder import Decoder
+from omni_server.orchestrator.image_requests import ImageRequests
 from omni_server.orchestrator.request_graph import ArTask, AudioTask, ImageTask, RequestGraph, TextOutput
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
@@ -96,6 +97,7 @@ class Orchestrator:
                 self._decoders[edge.source] = self._decoder(edge, payload)
         self._running: dict[str, RequestRun] = {}
         self._is_closed = False
+        self.images = ImageRequests(family, config.stages[self._entry])
         self.num_corrupt: Counter[tuple[str, str]] = Counter()
         """Requests that ended with a `CorruptDataError`, by stage and kind."""
 
@@ -150,7 +152,7 @@ class Orchestrator:
     def stage_down(self, outputs: frozenset[Output] | None = None) -> StageDownError | None:
         """Reports the first stage that is down, of all or of those that `outputs` need, or None."""
         names = self._config.stages if outputs is None else self._config.stages_for(outputs)
-        stages = {**self._ar, **self._diffusion}
+        stages: dict[str, Stage[ArHandle] | Stage[DiffusionHandle]] = {**self._ar, **self._diffusion}
         return next((StageDownError(name) for name in names if stages[name].is_down), None)
 
     async def submit(self, request: OmniRequest) -> RequestRun:
@@ -200,16 +202,8 @@ class Orchestrator:
         return frozenset(wanted)
 
     def _image_graph(self, request: OmniRequest, image: ImageOutput) -> tuple[RequestGraph, PromptTokens]:
-        sizes = self._family.image_sizes
-        size = sizes[0] if image.size is None else image.size
-        if size not in sizes:
-            known = ", ".join(map(str, sizes))
-            raise InvalidRequestError(f"size {size} is not offered; sizes are {known}", param="size")
-        seed = random.getrandbits(63) if image.seed is None else image.seed
-        prompt = self._family.image_prompt(request.messages, size=size, seed=seed)
-        num_tokens, limit = len(prompt.token_ids), self._config.stages[self._entry].max_model_len
-        if num_tokens > limit:
-            raise context_length_exceeded(limit, num_tokens, "messages")
+        prompt, size = self.images.render(request.messages, image)
+        num_tokens = len(prompt.token_ids)
         decoder = Decoder([stage.choose() for stage in self._diffusion_stages(self._entry)])
         graph = RequestGraph(request.request_id)
         graph.add(ImageTask(graph, decoder, prompt, size))

@@ -29,14 +29,17 @@ from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_parser import Piece, ToolParser
+from omni_server.protocol.images import StageEvent, StepProgress
 from omni_server.types import (
     SAMPLE_RATE_HZ,
     AudioDelta,
     CodecDelta,
     FinishReason,
     ImageDone,
+    ImageProgress,
     ImageSize,
     OmniEvent,
+    PartialImage,
     PromptTokens,
     TextDelta,
     TextDone,
@@ -174,11 +177,21 @@ class ImageTask:
         graph.timeline.mark_submitted(decoder.first_stage)
         async with decoder.needed():
             result = await decoder.run(
-                graph.request_id, prompt.token_ids, prompt.payload, timeline=graph.timeline
+                graph.request_id,
+                prompt.token_ids,
+                prompt.payload,
+                on_event=self._take,
+                timeline=graph.timeline,
             )
         graph.timeline.mark_output(decoder.name)
         # In a thread: an image of 2048x2048 takes 50 ms.
         graph.emit(ImageDone(await asyncio.to_thread(_pixels, decoder.name, result, self.size)))
+
+    def _take(self, event: StageEvent) -> None:
+        if isinstance(event, StepProgress):
+            self.graph.emit(ImageProgress(event.step, event.num_steps))
+        else:
+            self.graph.emit(PartialImage(event.index, event.pixels.array()))
 
 
 def _pixels(stage: str, result: npt.NDArray[np.float32], size: ImageSize) -> npt.NDArray[np.uint8]:

@@ -21,6 +21,8 @@ class Options:
     dtype: Dtype
     weights: Weights
     seed: int
+    pipeline: str | None = None
+    """One of the family's `pipelines`; None if it has none."""
 
 
 class DemoFamily(Protocol):
@@ -29,6 +31,8 @@ class DemoFamily(Protocol):
     sizes: tuple[str, ...]
     genuine_sizes: Mapping[str, int]
     """Names of published models -> GB of weights in bfloat16."""
+    pipelines: tuple[str, ...]
+    """Kinds of models that the family has, the default first; empty if there is one."""
 
     def write(self, folder: Path, options: Options) -> None:
         """Write all files into the empty `folder`."""

@@ -2,9 +2,11 @@
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from omni_server.errors import ConfigError
+from scripts.demo_checkpoint.diffusers.checkpoint import DiffusersCheckpoints
 from scripts.demo_checkpoint.options import DemoFamily, Dtype, Options, Weights
 from scripts.demo_checkpoint.qwen2_5_omni.checkpoint import Qwen25OmniCheckpoints
 from scripts.demo_checkpoint.qwen3_omni.checkpoint import Qwen3OmniCheckpoints
@@ -13,6 +15,7 @@ from scripts.demo_checkpoint.tokenizer import Vocabulary
 FAMILIES: dict[str, DemoFamily] = {
     "qwen2_5_omni": Qwen25OmniCheckpoints(),
     "qwen3_omni": Qwen3OmniCheckpoints(),
+    "diffusers": DiffusersCheckpoints(),
 }
 
 
@@ -25,15 +28,16 @@ def make_demo_checkpoint(
     seed: int = 0,
     vocabulary: Vocabulary | None = None,
     dtype: Dtype | None = None,
+    pipeline: str | None = None,
 ) -> Path:
     """Write a model of `family`, one of `FAMILIES`, in the published layout; returns `out`.
 
     `size` is one of the family's sizes: small ones, and those of published models. `weights` "dummy" omits
     model.safetensors: serve such a folder with `--load-format dummy`. Genuine sizes require it. `vocabulary`
     is "small" (the default) or "full", `dtype` "float32" (the default) or "bfloat16"; genuine sizes have
-    "full" and "bfloat16".
+    "full" and "bfloat16". `pipeline` is one of the family's pipelines, if it has several.
 
-    The same arguments give the same model.safetensors, byte for byte (with one release of torch, on machines
+    The same arguments give the same weights, byte for byte (with one release of torch, on machines
     with AVX2). The folder appears under its name only when it is complete.
 
     Raises `ConfigError` for an unknown family or size, for options that a genuine size cannot have, and if
@@ -42,15 +46,17 @@ def make_demo_checkpoint(
     if family not in FAMILIES:
         raise ConfigError(f"unknown demo checkpoint family '{family}'; there are {', '.join(FAMILIES)}")
     writer = FAMILIES[family]
-    options = _options(writer, size, weights, seed, vocabulary, dtype)
+    options = replace(
+        _options(writer, size, weights, seed, vocabulary, dtype), pipeline=_pipeline(writer, family, pipeline)
+    )
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"cannot write the demo checkpoint to {out}: it exists; remove it first")
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
         writer.write(unfinished, options)
-        for file in unfinished.iterdir():
-            file.chmod(0o644)
+        for path in unfinished.rglob("*"):
+            path.chmod(0o755 if path.is_dir() else 0o644)
         unfinished.chmod(0o755)  # mkdtemp's is private
         try:
             unfinished.rename(out)  # replaces an empty folder
@@ -62,6 +68,15 @@ def make_demo_checkpoint(
         shutil.rmtree(unfinished)
         raise
     return out
+
+
+def _pipeline(writer: DemoFamily, family: str, pipeline: str | None) -> str | None:
+    if pipeline is None:
+        return next(iter(writer.pipelines), None)
+    if pipeline not in writer.pipelines:
+        known = ", ".join(writer.pipelines) or "none"
+        raise ConfigError(f"unknown pipeline '{pipeline}' of {family}; there are {known}")
+    return pipeline
 
 
 def _options(

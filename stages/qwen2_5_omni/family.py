@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec, TokenFrames
 from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError
 from omni_server.family import (
     CodecLayout,
@@ -19,7 +20,7 @@ from omni_server.family import (
     Prompt,
     StageFootprint,
 )
-from omni_server.types import ChatMessage, FunctionTool, ImageSize, Output, Task
+from omni_server.types import ChatMessage, FunctionTool, ImageFeatures, ImageOutput, ImageSize, Output, Task
 from stages.qwen2_5_omni.ids import read_special_ids
 from stages.qwen2_5_omni.options import Code2WavChunks, Code2WavStage
 from stages.qwen2_5_omni.prompt import PromptRenderer, task_messages
@@ -147,7 +148,12 @@ class Qwen25OmniModel:
         ids, length = self._ids, len(source_ids)
         return EmbeddingsPrompt((ids.codec_mask,) * length + (ids.codec_pad, ids.codec_start), length)
 
-    def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
+    def image_features(self, stage: CommonStage) -> ImageFeatures:
+        return ImageFeatures()
+
+    def image_prompt(
+        self, messages: Sequence[ChatMessage], image: ImageOutput, *, size: ImageSize, seed: int
+    ) -> DiffusionPrompt:
         raise NotImplementedError("the model makes no images")
 
     def dtype_name(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec, TokenFrames
 from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError
 from omni_server.family import (
     CodecLayout,
@@ -20,7 +21,7 @@ from omni_server.family import (
     Prompt,
     StageFootprint,
 )
-from omni_server.types import ChatMessage, FunctionTool, ImageSize, Output, Task
+from omni_server.types import ChatMessage, FunctionTool, ImageFeatures, ImageOutput, ImageSize, Output, Task
 from stages.qwen3_omni.codec_layout import code2wav_layout
 from stages.qwen3_omni.ids import read_special_ids
 from stages.qwen3_omni.options import Code2WavStage
@@ -165,7 +166,12 @@ class Qwen3OmniModel:
             )
         return talker_prompt(self._ids, source_ids, self._speakers[voice])
 
-    def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
+    def image_features(self, stage: CommonStage) -> ImageFeatures:
+        return ImageFeatures()
+
+    def image_prompt(
+        self, messages: Sequence[ChatMessage], image: ImageOutput, *, size: ImageSize, seed: int
+    ) -> DiffusionPrompt:
         raise NotImplementedError("the model makes no images")
 
     def dtype_name(self) -> str:

@@ -3,7 +3,6 @@
 An engine finds them by name (its argument `worker_cls`).
 """
 
-import os
 from typing import Any
 
 import torch
@@ -14,14 +13,13 @@ from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
-from omni_server.native_stderr import redirect_native_stderr
 from omni_server.protocol.device_memory import slack_bytes
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
-from omni_server.protocol.local_socket import send_datagram
-from omni_server.protocol.parent_watch import end_with_parent
 from omni_server.protocol.runtime_config import StageRuntimeConfig, StepThrottleSpec
-from omni_server.protocol.start_report import Phase, PhaseReport, ProgressSpec, encode_report
+from omni_server.protocol.start_report import Phase
+from stages.runtime import engine_start
 from stages.runtime.diffusion_runner import DiffusionModelRunnerMixin
+from stages.runtime.engine_start import ProgressReporter
 from stages.runtime.memory import (
     GRAPH_BYTES,
     MemoryBudget,
@@ -36,9 +34,6 @@ from stages.runtime.step_throttle import StepThrottle
 
 VllmWorker: Any = object
 """For mypy. At run time the mixins are combined with vLLM's worker for the platform."""
-
-MPS_PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
-MPS_BELOW_NORMAL = "1"
 
 
 def platform_worker_class() -> type[Worker]:
@@ -67,21 +62,6 @@ def platform_runner_class(*, use_v2: bool) -> type:
     return GPUModelRunner
 
 
-class ProgressReporter:
-    """Reports the worker's start-up progress to the server: one datagram per phase."""
-
-    def __init__(self, spec: ProgressSpec | None) -> None:
-        """Without a `spec`, as in a standalone engine, sends nothing."""
-        self._spec = spec
-
-    def report(self, phase: Phase, detail: str = "") -> None:
-        """Never blocks and never fails: a start does not depend on its reports, and the next one supersedes a
-        lost one."""
-        if self._spec is not None:
-            report = PhaseReport(self._spec.stage, phase, detail)
-            send_datagram(encode_report(report), [self._spec.socket])
-
-
 class StageWorkerMixin(VllmWorker):
     """Extends the platform's worker: builds the model runner from `runner_mixin`, keeps a GPU stage within
     its share of the device (see `stages.runtime.memory`), and reports its start-up progress.
@@ -104,17 +84,7 @@ class StageWorkerMixin(VllmWorker):
         return runner_class(self.vllm_config, self.device)
 
     def init_device(self) -> None:
-        end_with_parent()
-        redirect_native_stderr()
-        config, spec = self.vllm_config.additional_config, None
-        if isinstance(config, StageRuntimeConfig | DiffusionRuntimeConfig):  # else a standalone engine
-            if config.has_low_gpu_priority:
-                # The Multi-Process Service reads it when the process creates its CUDA context, which has not
-                # happened yet.
-                os.environ[MPS_PRIORITY_VARIABLE] = MPS_BELOW_NORMAL
-            if self.rank == 0:  # reports for the other ranks, too
-                spec = config.progress
-        self.progress = ProgressReporter(spec)
+        self.progress = engine_start.begin(self.vllm_config.additional_config, is_first_rank=self.rank == 0)
         super().init_device()
         if not isinstance(self.model_runner, self.runner_mixin):
             self.model_runner = self._make_model_runner()

@@ -12,6 +12,7 @@ from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.construction import BuiltEngine, build_engine
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import BuildEngine
+from omni_server.engine.event_engine import EventAsyncLLM
 from omni_server.engine.start_progress import StartProgress
 from tests.integration.forked_server import start_fork_server
 
@@ -35,7 +36,7 @@ async def ar_engine(name: str, arguments: AsyncEngineArgs, folder: Path) -> ArHa
 
 async def diffusion_engine(name: str, arguments: AsyncEngineArgs, folder: Path) -> DiffusionHandle:
     """As `ar_engine`."""
-    return await _started(DiffusionHandle(name, _builder(name, AsyncLLM, arguments, folder)))
+    return await _started(DiffusionHandle(name, _builder(name, EventAsyncLLM, arguments, folder)))
 
 
 async def _started(handle: HandleT) -> HandleT:

@@ -8,7 +8,7 @@ import msgspec
 
 from omni_server.config.pipeline import Pipeline, StageSpec
 from omni_server.family import DiffusionPrompt, HfOverrides
-from omni_server.types import ChatMessage, ImageSize
+from omni_server.types import ChatMessage, ImageOutput, ImageSize
 from tests.toy_families.toy import ToyFamily, ToyModel, text_of, with_architecture
 
 PAINTER = "ToyPainter"
@@ -30,7 +30,9 @@ class ImageInput(msgspec.Struct, frozen=True):
 class ImageModel(ToyModel):
     image_sizes = (ImageSize(32, 32), ImageSize(48, 32))
 
-    def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
+    def image_prompt(
+        self, messages: Sequence[ChatMessage], image: ImageOutput, *, size: ImageSize, seed: int
+    ) -> DiffusionPrompt:
         num_tokens = size.width * size.height // PIXELS_PER_TOKEN**2
         payload = msgspec.msgpack.encode(ImageInput(text_of(messages), size.width, size.height, seed))
         return DiffusionPrompt((0,) * num_tokens, payload)

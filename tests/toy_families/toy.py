@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import CommonStage
 from omni_server.errors import InvalidRequestError
 from omni_server.family import (
     CodecLayout,
@@ -17,7 +18,17 @@ from omni_server.family import (
     Prompt,
     StageFootprint,
 )
-from omni_server.types import ChatMessage, FunctionTool, ImageSize, Output, ReadAloud, Task, TextPart
+from omni_server.types import (
+    ChatMessage,
+    FunctionTool,
+    ImageFeatures,
+    ImageOutput,
+    ImageSize,
+    Output,
+    ReadAloud,
+    Task,
+    TextPart,
+)
 
 NUM_BYTES = 256
 END = NUM_BYTES
@@ -98,7 +109,12 @@ class ToyModel:
     ) -> EmbeddingsPrompt:
         raise NotImplementedError(stage)
 
-    def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
+    def image_features(self, stage: CommonStage) -> ImageFeatures:
+        return ImageFeatures()
+
+    def image_prompt(
+        self, messages: Sequence[ChatMessage], image: ImageOutput, *, size: ImageSize, seed: int
+    ) -> DiffusionPrompt:
         raise NotImplementedError
 
     def dtype_name(self) -> str:

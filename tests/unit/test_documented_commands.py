@@ -71,6 +71,11 @@ NOT_RUN = {
         "CONTRIBUTING.md",
         "scripts/setup-env --extra",
     ): "installs packages and runs all tests; CI runs scripts/test",
+    ("docs/images.md", "scripts/setup-env --cuda --extra images"): "needs a GPU and downloads 58 GB",
+    (
+        "docs/images.md",
+        "scripts/setup-env --cpu --extra images",
+    ): "installs packages; tests/integration/test_diffusers_stage.py runs such a pipeline",
     ("docs/faq.md", "python3 -m venv env"): "installs 3 GB; tests/unit/test_packaging.py builds the wheel",
     (
         "docs/reliability.md",

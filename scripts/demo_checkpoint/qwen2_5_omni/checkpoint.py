@@ -25,6 +25,7 @@ DEMO_MEL_FRAMES = 120
 class Qwen25OmniCheckpoints:
     """Implements `scripts.demo_checkpoint.options.DemoFamily`."""
 
+    pipelines: tuple[str, ...] = ()
     sizes: tuple[str, ...] = tuple(SIZES)
     genuine_sizes: Mapping[str, int] = GENUINE_SIZES
 

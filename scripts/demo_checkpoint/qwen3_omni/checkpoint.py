@@ -23,6 +23,7 @@ from stages.published_experts import published_tensors
 class Qwen3OmniCheckpoints:
     """Implements `scripts.demo_checkpoint.options.DemoFamily`."""
 
+    pipelines: tuple[str, ...] = ()
     sizes: tuple[str, ...] = tuple(SIZES)
     genuine_sizes: Mapping[str, int] = GENUINE_SIZES
 

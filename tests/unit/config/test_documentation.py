@@ -15,13 +15,13 @@ from omni_server.errors import ConfigError
 from scripts.config_reference import MODELS, family_models, field_table, filled_in
 
 ROOT = Path(__file__).parents[3]
-QWEN = find_family("stages.qwen2_5_omni:FAMILY").pipeline
+PIPELINES = [find_family(f"stages.{name}:FAMILY").pipeline for name in ("qwen2_5_omni", "diffusers")]
 PAGE = (ROOT / "docs" / "configuration.md").read_text()
-DOCUMENTED = MODELS | family_models(QWEN)
+DOCUMENTED = MODELS | {k: v for line in PIPELINES for k, v in family_models(line).items()}
 
 
 def test_the_tables_of_the_page_are_those_of_the_code() -> None:
-    assert filled_in(PAGE, QWEN) == PAGE, "run scripts/make_config_reference"
+    assert filled_in(PAGE, *PIPELINES) == PAGE, "run scripts/make_config_reference"
 
 
 def test_every_field_is_in_a_table() -> None:
@@ -70,7 +70,7 @@ def test_a_field_without_a_description_is_refused() -> None:
 
 def test_a_page_without_one_of_the_tables_is_refused() -> None:
     with pytest.raises(ConfigError, match="it should have"):
-        filled_in(PAGE.replace("<!-- fields of Edge -->", ""), QWEN)
+        filled_in(PAGE.replace("<!-- fields of Edge -->", ""), *PIPELINES)
 
 
 def test_every_shipped_config_is_in_the_faq() -> None:

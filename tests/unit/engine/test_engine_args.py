@@ -6,7 +6,9 @@ from typing import Literal
 
 import pytest
 from transformers import PreTrainedConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
 
+from omni_server.config.pipeline import StepwiseEngine
 from omni_server.engine.engine_args import diffusion_engine_args
 from omni_server.errors import ConfigError
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
@@ -81,6 +83,27 @@ def test_waiting_requests_are_taken_by_priority(tmp_path: Path) -> None:
         tmp_path, stage(), platform="cpu", load_format="auto", hf_overrides=overrides, carries_state=True
     )
     assert arguments.scheduling_policy == "priority"
+
+
+def test_a_stage_of_many_steps_has_an_executor_and_no_worker(tmp_path: Path) -> None:
+    def arguments(load_format: str) -> AsyncEngineArgs:
+        return diffusion_engine_args(
+            tmp_path,
+            stage(),
+            platform="cpu",
+            load_format=load_format,
+            hf_overrides=None,
+            carries_state=False,
+            stepwise=StepwiseEngine("package.module.Executor", "some_format"),
+        )
+
+    made = arguments("auto")
+    assert made.distributed_executor_backend == "package.module.Executor"
+    assert made.config_format == "some_format"
+    assert made.scheduler_cls == "stages.runtime.step_scheduler.StepScheduler"
+    assert made.worker_cls == AsyncEngineArgs.worker_cls
+    with pytest.raises(ConfigError, match="needs its weights: leave --load-format dummy out"):
+        arguments("dummy")
 
 
 def test_devices_count_on_cuda_only(tmp_path: Path) -> None:

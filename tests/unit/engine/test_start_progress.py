@@ -10,7 +10,7 @@ import pytest
 from omni_server.engine.start_progress import StartProgress
 from omni_server.protocol.local_socket import socket_address
 from omni_server.protocol.start_report import Phase, ProgressSpec
-from stages.runtime.stage_worker import ProgressReporter
+from stages.runtime.engine_start import ProgressReporter
 
 
 def untimed(lines: list[str]) -> list[str]:

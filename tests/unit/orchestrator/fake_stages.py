@@ -28,6 +28,7 @@ from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
 from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_parser import ToolParser
+from omni_server.protocol.images import StageEvent
 from omni_server.protocol.rows import AddressedFeed, RowsFeed, RowsPayload, Segment, SharedBlock
 from omni_server.types import FinishReason, OmniEvent, PromptTokens, SampledToken
 
@@ -179,6 +180,7 @@ class FakeCode2Wav:
         *,
         priority: int = 0,
         num_streams: int | None = None,
+        on_event: Callable[[StageEvent], None] | None = None,
     ) -> npt.NDArray[np.float32]:
         self.request_ids.append(request_id)
         self.running += 1

@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -16,6 +17,7 @@ from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
+from omni_server.protocol.images import StageEvent
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta
 from stages.qwen2_5_omni.codec_window import decode_codec_window
 from stages.qwen2_5_omni.options import Code2WavChunks
@@ -84,6 +86,7 @@ class SimulatedCode2Wav:
         *,
         priority: int = 0,
         num_streams: int | None = None,
+        on_event: Callable[[StageEvent], None] | None = None,
     ) -> npt.NDArray[np.float32]:
         stream = request_id.rpartition("-")[0]
         window = decode_codec_window(payload)

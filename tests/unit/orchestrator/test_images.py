@@ -1,7 +1,7 @@
 """A request that diffusion stages answer with an image."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -26,6 +26,7 @@ from omni_server.errors import (
 from omni_server.family import FamilyModel
 from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.protocol.diffusion import decode_stage_result
+from omni_server.protocol.images import StageEvent
 from omni_server.types import ChatMessage, Finished, ImageDone, ImageOutput, ImageSize, OmniRequest, TextPart
 from tests.toy_families import image_only
 from tests.toy_families.image_only import ImageInput, ImageModel
@@ -61,6 +62,7 @@ class FakePainter:
         *,
         priority: int = 0,
         num_streams: int | None = None,
+        on_event: Callable[[StageEvent], None] | None = None,
     ) -> npt.NDArray[np.float32]:
         self.payloads.append(payload)
         self.num_tokens.append(len(token_ids))

@@ -11,7 +11,7 @@ import pytest
 from vllm import SamplingParams
 
 from omni_server.config.stage_config import StageConfig
-from omni_server.config.stages import SamplingDefaults
+from omni_server.config.stages import CommonStage, SamplingDefaults
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
@@ -47,6 +47,8 @@ from omni_server.protocol.rows import (
 from omni_server.types import (
     ChatMessage,
     FunctionTool,
+    ImageFeatures,
+    ImageOutput,
     ImageSize,
     OmniRequest,
     Output,
@@ -97,7 +99,12 @@ class FakeFamily:
     ) -> EmbeddingsPrompt:
         return EmbeddingsPrompt((8,) * len(source_ids) + (6, 7), len(source_ids))
 
-    def image_prompt(self, messages: Sequence[ChatMessage], *, size: ImageSize, seed: int) -> DiffusionPrompt:
+    def image_features(self, stage: CommonStage) -> ImageFeatures:
+        return ImageFeatures()
+
+    def image_prompt(
+        self, messages: Sequence[ChatMessage], image: ImageOutput, *, size: ImageSize, seed: int
+    ) -> DiffusionPrompt:
         raise NotImplementedError
 
     def dtype_name(self) -> str:

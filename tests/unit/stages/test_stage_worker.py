@@ -14,7 +14,7 @@ from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from stages.runtime import stage_worker
+from stages.runtime import engine_start
 from stages.runtime.memory import GRAPH_BYTES
 from stages.runtime.stage_worker import StageWorkerMixin
 
@@ -125,7 +125,7 @@ Start = Callable[..., tuple[Device, StageWorker]]
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     """A worker on a device of its own, up to loaded weights."""
-    monkeypatch.setattr(stage_worker, "end_with_parent", lambda: None)
+    monkeypatch.setattr(engine_start, "end_with_parent", lambda: None)
 
     def started(
         *, kv_cache_memory_bytes: int | None = None, graphs: bool = True, config: Any = None

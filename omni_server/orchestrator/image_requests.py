@@ -1,0 +1,83 @@
+"""Checks requests for images against the model, and renders them."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import fields
+
+from omni_server.config.stages import CommonStage
+from omni_server.engine.prompt_rendering import context_length_exceeded
+from omni_server.errors import InvalidRequestError
+from omni_server.family import DiffusionPrompt, FamilyModel
+from omni_server.types import ChatMessage, ImageFeatures, ImageOutput, ImagePart, ImageSize
+
+_PLAIN = ImageOutput()
+_PARAMETERS = tuple(field.name for field in fields(ImageOutput) if field.name not in ("size", "seed"))
+
+
+class ImageRequests:
+    """What a deployment's requests for images may contain."""
+
+    def __init__(self, family: FamilyModel, stage: CommonStage) -> None:
+        """`stage` gets the prompt."""
+        self._family = family
+        self._max_model_len = stage.max_model_len
+        self.features: ImageFeatures = family.image_features(stage)
+        self.sizes = _fitting_sizes(family.image_sizes, self.features)
+        """The default first; empty without images."""
+
+    def render(
+        self, messages: Sequence[ChatMessage], image: ImageOutput
+    ) -> tuple[DiffusionPrompt, ImageSize]:
+        """Returns the prompt, and the size of the image. Raises `InvalidRequestError` for what the model or
+        its stage cannot do."""
+        for name in _PARAMETERS:
+            is_set = getattr(image, name) != getattr(_PLAIN, name)
+            if is_set and name not in self.features.parameters:
+                raise InvalidRequestError(
+                    f"this model has no parameter '{name}'", param=name, code="unsupported_parameter"
+                )
+        given = [part for message in messages for part in message.content if isinstance(part, ImagePart)]
+        self._check_number(len(given))
+        size = self._size(image, given)
+        seed = random.getrandbits(63) if image.seed is None else image.seed
+        prompt = self._family.image_prompt(messages, image, size=size, seed=seed)
+        if len(prompt.token_ids) > self._max_model_len:
+            raise context_length_exceeded(self._max_model_len, len(prompt.token_ids), "messages")
+        return prompt, size
+
+    def _check_number(self, num_images: int) -> None:
+        most = self.features.max_input_images
+        if num_images > most:
+            raise InvalidRequestError(
+                f"this model takes at most {most} images" if most else "this model edits no images",
+                param="image",
+            )
+        if num_images == 0 and self.features.needs_input_image:
+            raise InvalidRequestError("this model edits images, and the request has none", param="image")
+
+    def _size(self, image: ImageOutput, given: Sequence[ImagePart]) -> ImageSize:
+        free, default = self.features.free_sizes, self.sizes[0]
+        if image.size is None:
+            if free is None or not given:
+                return default
+            height, width, _ = given[0].pixels.shape
+            return free.closest(ImageSize(width, height), default.width * default.height)
+        if image.size in self.sizes or (free is not None and free.allows(image.size)):
+            return image.size
+        known = ", ".join(map(str, self.sizes))
+        more = ""
+        if free is not None:
+            more = (
+                f", and others with at most {free.max_pixels} pixels, sides that are multiples of "
+                f"{free.multiple}, and a ratio of at most {free.max_ratio:g}"
+            )
+        raise InvalidRequestError(f"size {image.size} is not offered; sizes are {known}{more}", param="size")
+
+
+def _fitting_sizes(sizes: tuple[ImageSize, ...], features: ImageFeatures) -> tuple[ImageSize, ...]:
+    """Those that fit the stage. If none does, the largest one that is shaped like the first."""
+    free = features.free_sizes
+    if free is None or not sizes:
+        return sizes
+    fitting = tuple(size for size in sizes if size.width * size.height <= free.max_pixels)
+    return fitting or (free.closest(sizes[0], free.max_pixels),)

@@ -1,0 +1,252 @@
+"""Diffusers pipelines in the server process: what a folder can generate, without weights."""
+
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from omni_server.config.pipeline import Pipeline, StageSpec, StepwiseEngine
+from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import CommonStage
+from omni_server.errors import ConfigError, InvalidRequestError
+from omni_server.family import (
+    CodecLayout,
+    DefaultConfigs,
+    DiffusionPrompt,
+    EmbeddingsPrompt,
+    HfOverrides,
+    NeededFile,
+    PlaceholderIds,
+    Prompt,
+    StageFootprint,
+)
+from omni_server.protocol.images import PIXELS_PER_TOKEN, ImageJob, Pixels, encode_job, num_image_tokens
+from omni_server.types import (
+    ChatMessage,
+    FreeSizes,
+    FunctionTool,
+    ImageFeatures,
+    ImageOutput,
+    ImagePart,
+    ImageSize,
+    Output,
+    Task,
+    TextPart,
+)
+from stages.diffusers.options import DiffusersStage
+from stages.diffusers.pipeline_folder import CONFIG_FORMAT, PipelineFolder, read_pipeline_folder
+
+DEFAULT_SIDE = 1024
+"""Of models that do not say for which size they were trained."""
+SIDE_MULTIPLE = 16
+"""OpenAI's; most models need it, too."""
+MAX_RATIO = 3.0
+"""OpenAI's."""
+MAX_INPUT_IMAGES = 16
+"""OpenAI's."""
+
+NUM_STEPS = "num_inference_steps"
+_PARAMETERS = MappingProxyType(
+    {
+        "negative_prompt": "negative_prompt",
+        NUM_STEPS: "num_steps",
+        "guidance_scale": "guidance_scale",
+        "true_cfg_scale": "true_cfg_scale",
+    }
+)
+"""Of a pipeline's `__call__`, and the field of `ImageOutput` that sets it."""
+_DTYPES = MappingProxyType({"BF16": "bfloat16", "F16": "float16"})
+_REQUIRED = ("prompt", "height", "width", NUM_STEPS, "generator", "output_type")
+
+
+class DiffusersFamily:
+    """Implements `omni_server.family.ModelFamily`."""
+
+    pipeline = Pipeline(
+        {
+            "image": StageSpec(
+                "diffusion",
+                output="image",
+                config=DiffusersStage,
+                stepwise=StepwiseEngine("stages.diffusers.executor.DiffusersPipelineExecutor", CONFIG_FORMAT),
+            )
+        }
+    )
+    architectures = ("DiffusionPipeline",)
+    reference: str | None = None
+    engine_modules: tuple[str, ...] = ("stages.diffusers.executor", "stages.runtime.step_scheduler")
+    default_configs: DefaultConfigs | None = DefaultConfigs(gpu="diffusers", demo="diffusers.demo-cpu")
+
+    def open(self, model_dir: Path) -> "DiffusersModel":
+        return DiffusersModel(model_dir)
+
+    def needed_files(self) -> tuple[NeededFile, ...]:
+        return (NeededFile(("model_index.json",), "the list of the pipeline's components"),)
+
+    def footprints(self, model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
+        from stages.diffusers.footprint import stage_footprints
+
+        return stage_footprints(read_pipeline_folder(model_dir), config)
+
+    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
+        return None
+
+    def register(self) -> None:
+        from stages.diffusers.vllm_model import register
+
+        register()
+
+
+class DiffusersModel:
+    """Implements `omni_server.family.FamilyModel` for one folder."""
+
+    voices: tuple[str, ...] = ()
+    default_voice: str | None = None
+    stop_ids: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    placeholder_ids: PlaceholderIds | None = None
+    codec: CodecLayout | None = None
+    row_width = 0
+    extra_rows_per_request = 0
+
+    def __init__(self, model_dir: Path) -> None:
+        """Raises `ConfigError` for a folder that is unsafe or incomplete, or that generates no images."""
+        folder = self._folder = read_pipeline_folder(model_dir)
+        cls = pipeline_class(folder)
+        self._parameters = frozenset(inspect.signature(cls.__call__).parameters)
+        _check_class(cls, self._parameters)
+        self._pixels_per_latent = _pixels_per_latent(folder)
+        self._needs_image = "image" in self._parameters and not _draws_without_image(cls)
+        side = _trained_side(folder)
+        self.image_sizes: tuple[ImageSize, ...] = (ImageSize(side, side),)
+        self._input_tokens = input_image_tokens(folder)
+
+    def image_features(self, stage: CommonStage) -> ImageFeatures:
+        assert isinstance(stage, DiffusersStage)
+        names = {ours for theirs, ours in _PARAMETERS.items() if theirs in self._parameters}
+        multiple = max(SIDE_MULTIPLE, self._pixels_per_latent)
+        max_pixels = stage.largest_image * PIXELS_PER_TOKEN
+        if max_pixels < multiple**2:
+            raise ConfigError(
+                f"an image has at least {num_image_tokens(multiple, multiple)} image tokens, and max_image_tokens "
+                f"(or max_model_len) is {stage.largest_image}: raise it"
+            )
+        return ImageFeatures(
+            parameters=frozenset(names | {"num_partial_images"}),
+            free_sizes=FreeSizes(multiple, MAX_RATIO, max_pixels),
+            max_input_images=MAX_INPUT_IMAGES if "image" in self._parameters else 0,
+            needs_input_image=self._needs_image,
+        )
+
+    def image_prompt(
+        self, messages: Sequence[ChatMessage], image: ImageOutput, *, size: ImageSize, seed: int
+    ) -> DiffusionPrompt:
+        """The pipeline gets the text of all messages, and their images.
+
+        An image to edit counts `input_image_tokens`.
+        """
+        parts = [part for message in messages for part in message.content]
+        texts = [part.text for part in parts if isinstance(part, TextPart)]
+        images = tuple(Pixels.of(part.pixels) for part in parts if isinstance(part, ImagePart))
+        if len(texts) + len(images) < len(parts):
+            raise InvalidRequestError("this model takes texts and images only", param="messages")
+        job = ImageJob(
+            prompt="\n".join(texts),
+            width=size.width,
+            height=size.height,
+            seed=seed,
+            negative_prompt=image.negative_prompt,
+            num_steps=image.num_steps,
+            guidance_scale=image.guidance_scale,
+            true_cfg_scale=image.true_cfg_scale,
+            images=images,
+            num_partial_images=image.num_partial_images,
+        )
+        num_tokens = num_image_tokens(size.width, size.height) + len(images) * self._input_tokens
+        return DiffusionPrompt((0,) * num_tokens, encode_job(job))
+
+    def dtype_name(self) -> str:
+        """That of the first weight of the denoiser, or of the first component."""
+        from safetensors import safe_open
+
+        files = list(self._folder.weight_files())
+        of_denoiser = [path for path in files if path.parent.name in ("transformer", "unet")]
+        with safe_open((of_denoiser or files)[0], "np") as file:
+            name = file.get_slice(next(iter(file.keys()))).get_dtype()
+        return _DTYPES.get(name, "float32")
+
+    def prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        outputs: Collection[Output],
+        tools: Sequence[FunctionTool] = (),
+    ) -> Prompt:
+        raise NotImplementedError("the model has no autoregressive stage")
+
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        raise InvalidRequestError("this model generates images only")
+
+    def embeddings_prompt(
+        self, stage: str, source_ids: Sequence[int], *, voice: str | None
+    ) -> EmbeddingsPrompt:
+        raise NotImplementedError("the model has no stage that receives embeddings")
+
+
+def pipeline_class(folder: PipelineFolder) -> Any:
+    """Returns the class of diffusers. Raises `ConfigError` if there is none of this name, or no diffusers."""
+    try:
+        import diffusers
+    except ImportError as error:
+        raise ConfigError(
+            f"{folder.path} is a Diffusers pipeline, and diffusers is not installed ({error}): install "
+            "omni-server[images]"
+        ) from error
+    cls = getattr(diffusers, folder.class_name, None)
+    if not (isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline)):
+        raise ConfigError(
+            f"{folder.path}: {folder.class_name} is no pipeline of diffusers {diffusers.__version__}"
+        )
+    return cls
+
+
+def _check_class(cls: Any, parameters: Collection[str]) -> None:
+    missing = [name for name in _REQUIRED if name not in parameters]
+    if missing or "num_frames" in parameters:
+        what = f"has no parameter {missing[0]}" if missing else "makes videos"
+        raise ConfigError(
+            f"{cls.__name__} {what}; only pipelines that make an image from a prompt can be served"
+        )
+    if "mask_image" in parameters and not _draws_without_image(cls):
+        raise ConfigError(f"{cls.__name__} needs a mask with each image, which requests cannot contain")
+
+
+def _draws_without_image(cls: Any) -> bool:
+    from diffusers.pipelines.auto_pipeline import AUTO_TEXT2IMAGE_PIPELINES_MAPPING
+
+    return cls in AUTO_TEXT2IMAGE_PIPELINES_MAPPING.values()
+
+
+def _pixels_per_latent(folder: PipelineFolder) -> int:
+    """Per side."""
+    config = folder.config_of("vae")
+    for name in ("block_out_channels", "encoder_block_out_channels"):
+        blocks = config.get(name)
+        if isinstance(blocks, list) and blocks:
+            return int(2 ** (len(blocks) - 1))
+    return 8
+
+
+def input_image_tokens(folder: PipelineFolder) -> int:
+    """Image tokens of an image to edit, whatever its size: pipelines resize it to about the size for which they
+    were trained, and their denoisers compute it together with the result."""
+    side = _trained_side(folder)
+    return num_image_tokens(side, side)
+
+
+def _trained_side(folder: PipelineFolder) -> int:
+    for name in ("unet", "transformer"):
+        side = folder.config_of(name).get("sample_size") if name in folder.components else None
+        if isinstance(side, int):
+            return side * _pixels_per_latent(folder)
+    return DEFAULT_SIDE

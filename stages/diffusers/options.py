@@ -1,0 +1,44 @@
+"""Stage config options of a Diffusers pipeline."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from omni_server.config.stages import DiffusionStage
+from omni_server.protocol.diffusion_config import ComputeDtype
+
+
+class DiffusersStage(DiffusionStage):
+    """`max_model_len` limits a request, with its images to edit, and `max_num_batched_tokens` all requests of a
+    step, in image tokens: one is a square of 16 x 16 pixels."""
+
+    gpu_dtype: ClassVar[ComputeDtype] = "bfloat16"
+    """What the published pipelines are meant for; several overflow in float16."""
+
+    max_image_tokens: Annotated[int, Field(ge=16)] | None = None
+    """The largest image that is generated; `null`: `max_model_len`, which is meant for pipelines that edit no
+    images."""
+    join_requests: bool = True
+    """Compute the denoising steps of several requests in one pass. An image then depends on the others of its
+    step in the last bits. Switched off by itself for a model whose requests cannot be joined."""
+    step_cache: Literal["none", "first_block"] = "none"
+    """`first_block`: skip the rest of the denoiser in steps in which its first block's output hardly changes;
+    faster, and less exact. Such steps are not joined."""
+    step_cache_threshold: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Relative change of the first block's output up to which a step is skipped."""
+    vae_tiling: bool = False
+    """Decode large images in tiles: needs less memory and changes the image slightly where tiles meet."""
+
+    @property
+    def largest_image(self) -> int:
+        """`max_image_tokens`, or its default."""
+        return self.max_model_len if self.max_image_tokens is None else self.max_image_tokens
+
+    @model_validator(mode="after")
+    def _check_image_tokens(self) -> "DiffusersStage":
+        if self.largest_image > self.max_model_len:
+            raise ValueError(
+                f"max_image_tokens is {self.max_image_tokens}, more than max_model_len ({self.max_model_len}), "
+                "which limits the whole request: lower it, or raise max_model_len"
+            )
+        return self

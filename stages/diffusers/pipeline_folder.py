@@ -1,0 +1,135 @@
+"""Reads a folder of a Diffusers pipeline, and refuses what must not be loaded.
+
+Nothing in a folder is executed: only classes of diffusers and transformers are used, and only weights in the
+safetensors format.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from omni_server.errors import ConfigError
+
+INDEX = "model_index.json"
+CONFIG_FORMAT = "diffusers"
+"""vLLM's name for the format of such a folder (`stages.diffusers.vllm_model`)."""
+LIBRARIES = frozenset({"diffusers", "transformers"})
+PICKLED = frozenset({".bin", ".ckpt", ".pkl", ".pt", ".pth"})
+SAFE = ".safetensors"
+HALF_VARIANT = "fp16"
+"""The only variant that is loaded where a folder has no other weights."""
+
+
+@dataclass(frozen=True)
+class PipelineFolder:
+    path: Path
+    class_name: str
+    """Of the pipeline, in diffusers."""
+    components: Mapping[str, tuple[str, str]]
+    """Library and class by name, without those that the pipeline goes without."""
+    variant: str | None
+    """Of the weights' files; None for the usual names."""
+
+    def config_of(self, component: str) -> Mapping[str, object]:
+        """The component's config.json; empty if it has none."""
+        path = self.path / component / "config.json"
+        return _read_object(path) if path.is_file() else {}
+
+    def weight_files(self) -> Iterator[Path]:
+        """The safetensors files that are loaded."""
+        for name in self.components:
+            yield from _weights(self.path / name, self.variant)
+
+
+def read_pipeline_folder(path: Path) -> PipelineFolder:
+    """Raises `ConfigError` for a folder that is incomplete, has pickled weights only, or needs code that is not
+    in diffusers or transformers."""
+    index = _read_object(path / INDEX)
+    class_name = index.get("_class_name")
+    if not isinstance(class_name, str):
+        raise ConfigError(
+            f"{path / INDEX}: _class_name is {json.dumps(class_name)}; custom pipelines, whose code is in the "
+            "folder, are not run"
+        )
+    components: dict[str, tuple[str, str]] = {}
+    for name, value in index.items():
+        if name.startswith("_") or not isinstance(value, list):
+            continue
+        library, cls = value if len(value) == 2 else (value, None)
+        if library is None or cls is None:
+            if library is None and cls is None:
+                continue
+            raise ConfigError(f"{path / INDEX}: {name} is {json.dumps(value)}, not a library and a class")
+        if library not in LIBRARIES and not _is_part_of_diffusers(library):
+            raise ConfigError(
+                f"{path / INDEX}: {name} is the class {cls} of {library}; only classes of "
+                f"{' and '.join(sorted(LIBRARIES))} are run, no code from the folder"
+            )
+        if Path(name).name != name:
+            raise ConfigError(f"{path / INDEX}: {name!r} is no name of a component")
+        components[name] = str(library), str(cls)
+    variant = None
+    for name in components:
+        found = _check_component(path / name)
+        variant = variant or found
+    return PipelineFolder(path, class_name, components, variant)
+
+
+def _is_part_of_diffusers(library: object) -> bool:
+    """Some components are in the package of their pipeline, such as `stable_diffusion`'s safety checker."""
+    from importlib.util import find_spec
+
+    return (
+        isinstance(library, str)
+        and library.isidentifier()
+        and find_spec(f"diffusers.pipelines.{library}") is not None
+    )
+
+
+def _check_component(folder: Path) -> str | None:
+    """Returns the variant of its weights. A component without config.json has no weights."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is missing, which {folder.parent / INDEX} names: download it too")
+    for config in sorted(folder.glob("*config.json")):
+        if "auto_map" in _read_object(config):
+            raise ConfigError(f"{config} refers to code in the folder (auto_map), which is not run")
+    if not (folder / "config.json").is_file():
+        return None
+    for index in folder.glob(f"*{SAFE}.index*.json"):
+        weight_map = _read_object(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ConfigError(f"{index}: no weight_map")
+        files = sorted({str(file) for file in weight_map.values()})
+        missing = [file for file in files if not (folder / file).is_file()]
+        if missing:
+            raise ConfigError(
+                f"{folder}: {len(missing)} of its {len(files)} weight files are missing, the first is "
+                f"{missing[0]}: download the model again"
+            )
+    if _weights(folder, None):
+        return None
+    if _weights(folder, HALF_VARIANT):
+        return HALF_VARIANT
+    pickled = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED)
+    if pickled:
+        raise ConfigError(
+            f"{folder} has its weights as {pickled[0]} only, a pickle, which can run any code; only "
+            f"*{SAFE} is loaded"
+        )
+    raise ConfigError(f"{folder} has no weights (*{SAFE}): download them")
+
+
+def _weights(folder: Path, variant: str | None) -> list[Path]:
+    marker = f".{HALF_VARIANT}."
+    return sorted(file for file in folder.glob(f"*{SAFE}") if (marker in file.name) == (variant is not None))
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path}: must hold a JSON object")
+    return document

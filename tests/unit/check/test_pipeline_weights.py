@@ -1,0 +1,53 @@
+"""Diffusers pipelines: an index in the place of config.json, and weights in a folder per component."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from omni_server.check.files import weight_problems
+from omni_server.check.safetensors_headers import read_weights
+from omni_server.errors import ConfigError
+from omni_server.model_folder import architectures_of, config_file, resolve_model_folder
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "SomePipeline"}))
+    for component in ("unet", "vae"):
+        (tmp_path / component).mkdir()
+        save_file({"conv.weight": torch.zeros(2, 3)}, tmp_path / component / "model.safetensors")
+    return tmp_path
+
+
+def test_a_pipeline_is_found_by_its_index(pipeline: Path) -> None:
+    assert config_file(pipeline).name == "model_index.json"
+    assert architectures_of(pipeline) == ("DiffusionPipeline",)
+    assert resolve_model_folder(str(pipeline), architectures=["DiffusionPipeline"]) == pipeline
+    with pytest.raises(ConfigError, match="names DiffusionPipeline, and the server runs SomeOmniModel"):
+        resolve_model_folder(str(pipeline), architectures=["SomeOmniModel"])
+
+
+def test_weights_are_named_after_their_component(pipeline: Path) -> None:
+    stored = read_weights(pipeline)
+    assert {name: tensor.file for name, tensor in stored.tensors.items()} == {
+        "unet/conv.weight": "unet/model.safetensors",
+        "vae/conv.weight": "vae/model.safetensors",
+    }
+    assert (stored.num_files, stored.problems) == (2, [])
+    assert list(weight_problems(pipeline, stored, {})) == []
+
+
+def test_a_damaged_component_is_named(pipeline: Path) -> None:
+    path = pipeline / "vae" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    (problem,) = weight_problems(pipeline, read_weights(pipeline), {})
+    assert problem.startswith(f"{path}: is cut off")
+
+
+def test_why_a_pipeline_has_no_weights_is_said_by_its_family(pipeline: Path) -> None:
+    for path in pipeline.glob("*/*.safetensors"):
+        path.rename(path.with_suffix(".bin"))
+    assert list(weight_problems(pipeline, read_weights(pipeline), {})) == []

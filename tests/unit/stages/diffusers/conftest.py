@@ -1,0 +1,40 @@
+"""Tiny pipelines of five structures, each made and loaded once."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omni_server.protocol.images import Pixels
+from scripts.demo_checkpoint import make_demo_checkpoint
+from stages.diffusers.loading import load_pipeline
+from tests.unit.stages.diffusers.tiny import CPU, Tiny, stage_options
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @cache
+    def made(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name) / "pipeline"
+        return make_demo_checkpoint(folder, family="diffusers", pipeline=name)
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_folder: Callable[[str], Path]) -> Callable[[str], Tiny]:
+    """Takes a name of scripts/make_demo_checkpoint's pipelines."""
+
+    @cache
+    def loaded(name: str) -> Tiny:
+        pipe = load_pipeline(tiny_folder(name), stage_options(), "float32", CPU)
+        if name == "qwen-image":
+            return Tiny(name, pipe, 4, {"true_cfg_scale": 4.0, "negative_prompt": "blurred"})
+        if name == "qwen-image-edit":
+            photo = Pixels.of(np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8))
+            return Tiny(name, pipe, 2, {}, (photo,))  # two steps: each image takes seconds
+        return Tiny(name, pipe, 4, {"guidance_scale": 4.0})
+
+    return loaded

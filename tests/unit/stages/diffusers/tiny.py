@@ -1,0 +1,70 @@
+"""One tiny pipeline, as the tests run it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline
+
+from omni_server.protocol.images import ImageJob, Pixels
+from stages.diffusers.images import pipeline_arguments
+from stages.diffusers.options import DiffusersStage
+from stages.diffusers.pipeline_run import PipelineRun
+from stages.diffusers.stepped_pipeline import SteppedPipeline
+
+PROMPTS = ("a red cube", "two green spheres on a table", "x")
+CPU = torch.device("cpu")
+
+
+def stage_options(**options: Any) -> DiffusersStage:
+    return DiffusersStage.model_validate(
+        {"engine": "diffusion", "model_stage": "image", "max_model_len": 1024} | options
+    )
+
+
+@dataclass
+class Tiny:
+    """One pipeline, and the images that it makes by itself."""
+
+    name: str
+    pipe: DiffusionPipeline
+    num_steps: int
+    guidance: dict[str, Any]
+    images: tuple[Pixels, ...] = ()
+    stepped: SteppedPipeline = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.own_image = cache(self._own_image)
+        self.stepped = SteppedPipeline(self.pipe)
+
+    def job(self, index: int, **changes: Any) -> ImageJob:
+        """A request that depends on its number."""
+        given = {"num_steps": self.num_steps, "images": self.images} | self.guidance
+        return ImageJob(
+            PROMPTS[index % len(PROMPTS)],
+            **({"width": 64, "height": 64, "seed": index} | given | changes),
+        )
+
+    def _own_image(self, job: ImageJob) -> torch.Tensor:
+        """What the pipeline returns if it is called as Diffusers documents it."""
+        images: torch.Tensor = self.pipe(**pipeline_arguments(self.pipe, job)).images
+        return images
+
+    def start(self, job: ImageJob) -> PipelineRun:
+        return self.stepped.start(pipeline_arguments(self.pipe, job))
+
+    def run(self, starts: Sequence[tuple[int, ImageJob]]) -> list[PipelineRun]:
+        """Runs each job from the given step of the engine on, side by side, to their ends."""
+        runs = [(step, self.start(job)) for step, job in starts]
+        number = 0
+        while any(not run.is_over for _, run in runs):
+            self.stepped.step([run for step, run in runs if step <= number and not run.is_over])
+            number += 1
+        return [run for _, run in runs]
+
+
+def difference(run: PipelineRun, expected: torch.Tensor) -> float:
+    assert run.error is None, run.error
+    return float((run.result.images - expected).abs().max())
