@@ -23,7 +23,7 @@ from transformers import (
 
 from omni_server.reference import Difference, ReferenceAnswer, ReferenceJob
 from stages.forced_reference import ForcedChoice, along, forced_steps, one_each, prefixed, processed
-from stages.qwen3_omni.reference_repairs import NothingToSpeakError, repair, repair_processor
+from stages.qwen3_omni.reference_repairs import NothingToSpeakError, repair, repair_audio, repair_processor
 
 
 class Qwen3OmniReference:
@@ -37,6 +37,7 @@ class Qwen3OmniReference:
         model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=dtype)
         self._model = model = model.eval().to(device)
         self._text_ends = (model.config.im_end_token_id,)
+        repair_audio(model.thinker)
         if model.has_talker:
             model.code2wav.float()
             repair(model)

@@ -10,7 +10,10 @@ from transformers.activations import ACT2FN
 from vllm.config import VllmConfig
 from vllm.config.multimodal import MultiModalDummyOptions
 from vllm.inputs import MultiModalDataDict
-from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerDummyInputsBuilder
+from vllm.model_executor.models.qwen2_5_omni_thinker import (
+    Qwen2_5OmniAudioFeatureInputs,
+    Qwen2_5OmniThinkerDummyInputsBuilder,
+)
 from vllm.model_executor.models.qwen3_omni_moe_thinker import (
     Qwen3OmniMoeThinkerForConditionalGeneration,
     Qwen3OmniMoeThinkerMultiModalProcessor,
@@ -156,3 +159,27 @@ class Qwen3OmniThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         """None if the checkpoint has no talker."""
         if config.enable_audio_output:
             self.talker_hidden_projection = HiddenProjection(config.talker_config)
+
+    def _process_audio_input(self, audio_input: Qwen2_5OmniAudioFeatureInputs) -> tuple[torch.Tensor, ...]:
+        """Encodes audio shorter than one convolution's input, which is 1 s, by itself.
+
+        In a batch, it would be padded to the longest, and its last token would then contain what the
+        convolutions make of padding.
+        """
+        lengths: list[int] = audio_input["audio_feature_lengths"].tolist()
+        if len(lengths) == 1 or min(lengths) >= 2 * self.audio_tower.n_window:
+            together: tuple[torch.Tensor, ...] = super()._process_audio_input(audio_input)
+            return together
+        frames = audio_input["input_features"].split(lengths, dim=1)
+        masks = audio_input["feature_attention_mask"]
+        alone: list[torch.Tensor] = []
+        for index, length in enumerate(lengths):
+            alone += super()._process_audio_input(
+                Qwen2_5OmniAudioFeatureInputs(
+                    type="audio_features",
+                    input_features=frames[index],
+                    audio_feature_lengths=torch.tensor([length]),
+                    feature_attention_mask=masks[index : index + 1],
+                )
+            )
+        return tuple(alone)

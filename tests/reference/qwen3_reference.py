@@ -13,7 +13,7 @@ from transformers import AutoProcessor, BatchFeature, Qwen3OmniMoeForConditional
 
 from omni_server.types import ChatMessage
 from stages.forced_reference import processed
-from stages.qwen3_omni.reference_repairs import NothingToSpeakError, repair, repair_processor
+from stages.qwen3_omni.reference_repairs import NothingToSpeakError, repair, repair_audio, repair_processor
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class Qwen3Reference:
         model.talker.generate = self._traced_talker
         model.talker.code_predictor.generate = self._traced_predictor
         model.talker.model.register_forward_pre_hook(self._trace_positions, with_kwargs=True)
+        repair_audio(model.thinker)
         repair(model)
 
     def prompt(self, messages: tuple[ChatMessage, ...]) -> BatchFeature:
