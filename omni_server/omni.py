@@ -287,6 +287,7 @@ def _model_info(
         about=about,
         longest_speech_s=_longest_speech_s(config, model),
         image_sizes=model.image_sizes if "image" in config.outputs else (),
+        hears_videos=model.hears_videos,
     )
 
 

@@ -3,6 +3,8 @@ talker's projection of hidden states is loaded with it."""
 
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from transformers import BatchFeature, Qwen3OmniMoeConfig, Qwen3OmniMoeTalkerConfig
@@ -25,12 +27,20 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing.processor import HFMultiModalInputs
 
+from stages.audio_in_video import (
+    Mask,
+    VideoWithTrackDummyInputs,
+    VideoWithTrackInfo,
+    VideoWithTrackModel,
+    VideoWithTrackProcessor,
+)
+
 MAX_AUDIO_S = 300
 """Longest audio for which the encoder cache has room: `n_samples` in the published preprocessor_config.json.
 transformers replaces that value by 30 s, but the processor cuts no audio (`truncation`)."""
 
 
-class ThinkerProcessingInfo(Qwen3OmniMoeThinkerProcessingInfo):
+class ThinkerProcessingInfo(VideoWithTrackInfo, Qwen3OmniMoeThinkerProcessingInfo):
     """Makes room for `MAX_AUDIO_S`. vLLM plans for 30 s."""
 
     def get_mm_max_tokens_per_item(
@@ -44,7 +54,9 @@ class ThinkerProcessingInfo(Qwen3OmniMoeThinkerProcessingInfo):
         return max_tokens
 
 
-class ThinkerDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingInfo]):
+class ThinkerDummyInputs(
+    VideoWithTrackDummyInputs, Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingInfo]
+):
     """Inputs for vLLM's encoder memory profiling: audio as long as `ThinkerProcessingInfo` allows."""
 
     def get_dummy_mm_data(
@@ -58,7 +70,7 @@ class ThinkerDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingI
         return {**super().get_dummy_mm_data(seq_len, mm_counts, mm_options), "audio": audio}
 
 
-class ThinkerProcessor(Qwen3OmniMoeThinkerMultiModalProcessor[ThinkerProcessingInfo]):
+class AudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor[ThinkerProcessingInfo]):
     """Returns the features that `Qwen3OmniMoeProcessor` computes of each audio alone.
 
     vLLM's processor pads audio to whole frames, so that its features do not depend on other audio that it is
@@ -120,6 +132,20 @@ class ThinkerProcessor(Qwen3OmniMoeThinkerMultiModalProcessor[ThinkerProcessingI
         return processed
 
 
+class ThinkerProcessor(VideoWithTrackProcessor, AudioProcessor):
+    def num_audio_tokens(self, num_frames: int) -> int:
+        return int(_get_feat_extract_output_lengths(torch.tensor(num_frames)))
+
+    def interleave(self, times: npt.NDArray[np.float64], num_audio_tokens: int) -> Mask:
+        """In the order of their times, video first.
+
+        Source: `Qwen3OmniMoeProcessor.replace_multimodal_special_tokens` in transformers 5.19.
+        """
+        is_audio = np.ones(len(times) + num_audio_tokens, np.bool_)
+        is_audio[np.arange(len(times)) + np.searchsorted(np.arange(num_audio_tokens), times)] = False
+        return is_audio
+
+
 class HiddenProjection(nn.Module):
     """Turns the thinker's hidden states into rows of the talker.
 
@@ -143,7 +169,7 @@ class HiddenProjection(nn.Module):
 @MULTIMODAL_REGISTRY.register_processor(
     ThinkerProcessor, info=ThinkerProcessingInfo, dummy_inputs=ThinkerDummyInputs
 )
-class Qwen3OmniThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
+class Qwen3OmniThinker(VideoWithTrackModel, Qwen3OmniMoeThinkerForConditionalGeneration):
     # The more special prefix comes first.
     hf_to_vllm_mapper = (
         WeightsMapper(orig_to_new_prefix={"talker.hidden_projection.": "talker_hidden_projection."})

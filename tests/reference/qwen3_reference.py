@@ -12,7 +12,7 @@ import transformers
 from transformers import AutoProcessor, BatchFeature, Qwen3OmniMoeForConditionalGeneration
 
 from omni_server.types import ChatMessage
-from stages.forced_reference import processed
+from stages.forced_reference import hears_videos, processed
 from stages.qwen3_omni.reference_repairs import NothingToSpeakError, repair, repair_audio, repair_processor
 
 
@@ -106,6 +106,7 @@ class Qwen3Reference:
             _, sound = self.model.generate(
                 **inputs,
                 speaker=voice,
+                use_audio_in_video=hears_videos(messages),
                 thinker_max_new_tokens=thinker_max_tokens,
                 thinker_eos_token_id=stop_ids or [-1],  # an empty list is refused; -1 is no token
                 thinker_do_sample=False,
