@@ -29,6 +29,7 @@ from omni_server.types import (
     ImageSize,
     Output,
     Task,
+    VideoPart,
 )
 
 logger = logging.getLogger(__name__)
@@ -45,11 +46,17 @@ class Prompt:
     text: str
     audios: tuple[tuple[npt.NDArray[np.float32], int], ...] = ()  # samples [n], rate in Hz
     images: tuple[npt.NDArray[np.uint8], ...] = ()  # each [height, width, 3]
-    videos: tuple[npt.NDArray[np.uint8], ...] = ()  # each [frames, height, width, 3]
+    videos: tuple[VideoPart, ...] = ()
+    """An audio track that is heard is here, and not in `audios`."""
     processor_kwargs: Mapping[str, object] = field(default_factory=dict)
     pieces: tuple[str, ...] = ()
     """`text`, split inside every string that merely spells a special token, so that tokenising each piece
     separately yields no special token. Empty if no split is needed."""
+
+
+AUDIO_TRACK = "audio_track"
+"""Where an engine finds the audio track of a video: a key of the metadata that vLLM passes on with the
+frames, with the samples `[n]` and their rate in Hz. Absent without a track."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +224,8 @@ class FamilyModel(Protocol):
     """For each autoregressive stage, the tokens that end its sequence."""
     placeholder_ids: PlaceholderIds | None
     """None if prompts cannot contain media."""
+    hears_videos: bool
+    """Whether the model can hear the audio track of a video with its frames (`VideoPart.audio`)."""
     codec: CodecLayout | None
     """None if there is no speech."""
     row_width: int

@@ -305,6 +305,7 @@ def _model_info(
         longest_speech_s=_longest_speech_s(config, model),
         image_sizes=orchestrator.images.sizes if "image" in config.outputs else (),
         image_features=orchestrator.images.features,
+        hears_videos=model.hears_videos,
     )
 
 

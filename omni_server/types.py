@@ -45,6 +45,8 @@ class VideoPart:
 
     frames: npt.NDArray[np.uint8]  # [num_frames, height, width, 3]
     fps: float
+    audio: AudioPart | None = None
+    """The video's audio track, which is heard with the frames; None if it has none or is not listened to."""
 
 
 ContentPart = TextPart | AudioPart | ImagePart | VideoPart
@@ -487,3 +489,5 @@ class ModelInfo:
     image_sizes: tuple[ImageSize, ...] = ()
     """Sizes of the images it generates, the default first; empty without images."""
     image_features: ImageFeatures = ImageFeatures()
+    hears_videos: bool = False
+    """Whether it can hear the audio track of a video with its frames."""

@@ -114,7 +114,7 @@ class PromptRenderer:
             text=text,
             audios=tuple((p.samples, p.sample_rate_hz) for p in parts if isinstance(p, AudioPart)),
             images=tuple(p.pixels for p in parts if isinstance(p, ImagePart)),
-            videos=tuple(p.frames for p in videos),
+            videos=tuple(videos),
             processor_kwargs=_video_kwargs(videos),
             pieces=pieces if len(pieces) > 1 else (),
         )

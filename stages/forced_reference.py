@@ -13,7 +13,7 @@ from PIL import Image
 from transformers import BatchFeature, LogitsProcessor, LogitsProcessorList
 
 from omni_server.reference import Difference
-from omni_server.types import AudioPart, ChatMessage, ImagePart, VideoPart
+from omni_server.types import AudioPart, ChatMessage, ContentPart, ImagePart, VideoPart
 from stages.chat_prompts import template_part
 
 
@@ -79,13 +79,39 @@ def processed(processor: Any, messages: Sequence[ChatMessage]) -> BatchFeature:
     )
     parts = [part for message in messages for part in message.content]
     media: dict[str, object] = {}
-    if sounds := [part.samples for part in parts if isinstance(part, AudioPart)]:
+    if sounds := [heard.samples for part in parts if (heard := _heard(part)) is not None]:
         media["audio"] = sounds
     if pictures := [Image.fromarray(part.pixels) for part in parts if isinstance(part, ImagePart)]:
         media["images"] = pictures
     if videos := [part for part in parts if isinstance(part, VideoPart)]:
         media["videos"] = [torch.from_numpy(video.frames).permute(0, 3, 1, 2) for video in videos]
         # All frames unchanged; transformers derives seconds per grid from the rate.
-        media["videos_kwargs"] = {"fps": videos[0].fps, "do_sample_frames": False}
+        media["videos_kwargs"] = {
+            "fps": videos[0].fps,
+            "do_sample_frames": False,
+            "use_audio_in_video": hears_videos(messages),
+        }
     inputs: BatchFeature = processor(text=[rendered], return_tensors="pt", **media)
     return inputs
+
+
+def hears_videos(messages: Sequence[ChatMessage]) -> bool:
+    """What transformers calls `use_audio_in_video`: either all videos of a chat have an audio track, or none.
+
+    Raises `ValueError` if some have one and others not.
+    """
+    videos = [part for message in messages for part in message.content if isinstance(part, VideoPart)]
+    has_track = {video.audio is not None for video in videos}
+    if len(has_track) > 1:
+        raise ValueError("transformers cannot hear some videos of a chat and not others")
+    return True in has_track
+
+
+def _heard(part: ContentPart) -> AudioPart | None:
+    match part:
+        case AudioPart():
+            return part
+        case VideoPart(audio=track):
+            return track
+        case _:
+            return None

@@ -20,7 +20,7 @@ from omni_server.media.image import decode_image
 from omni_server.media.limited_process import Cancellation
 from omni_server.media.limits import MediaLimits
 from omni_server.media.source import MediaSource, decode_base64
-from omni_server.media.video import decode_video
+from omni_server.media.video import decode_video, decode_video_with_audio
 from omni_server.types import AudioPart, ImagePart, VideoPart
 
 _MAX_READ = 8
@@ -54,8 +54,9 @@ class MediaLoader:
         self._threads = ThreadPoolExecutor(config.media_threads, "media")
         self._reads = asyncio.Semaphore(_MAX_READ)
 
-    async def load(self, content: MediaContent, param: str) -> MediaPart:
-        """Decodes one content part; `param` is its path, such as `messages[0].content[1]`.
+    async def load(self, content: MediaContent, param: str, *, hears_videos: bool = False) -> MediaPart:
+        """Decodes one content part; `param` is its path, such as `messages[0].content[1]`. With
+        `hears_videos`, the part of a video has its audio track.
 
         Raises `InvalidRequestError` naming the invalid field, or `OverloadedError` if no
         thread becomes free in time.
@@ -78,9 +79,8 @@ class MediaLoader:
                 case ImageUrlContent(image_url=source):
                     return await self._fetched(source.url, lambda data, _: decode_image(data, limits))
                 case VideoUrlContent(video_url=source):
-                    return await self._fetched(
-                        source.url, lambda data, stop: decode_video(data, limits, stop)
-                    )
+                    decode = decode_video_with_audio if hears_videos else decode_video
+                    return await self._fetched(source.url, lambda data, stop: decode(data, limits, stop))
         except InvalidRequestError as error:
             error.param = f"{param}.{content.type}.{'data' if content.type == 'input_audio' else 'url'}"
             raise

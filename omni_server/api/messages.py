@@ -54,26 +54,37 @@ FindTranscript = Callable[[str], str | None]
 
 
 async def load_messages(
-    messages: list[Message], model: ModelInfo, media: MediaLoader, find_transcript: FindTranscript
+    messages: list[Message],
+    model: ModelInfo,
+    media: MediaLoader,
+    find_transcript: FindTranscript,
+    *,
+    hears_videos: bool = False,
 ) -> tuple[ChatMessage, ...]:
     """Checks all messages before it fetches or decodes anything. Returns tool results in the order of
-    their calls. Raises `InvalidRequestError`."""
+    their calls. Raises `InvalidRequestError`.
+
+    With `hears_videos`, videos have their audio tracks, and each counts as an audio as well.
+    """
     _check_number(messages, model)
     _check_results(messages)
     drafts = [
         _draft(message, f"messages[{index}]", find_transcript) for index, message in enumerate(messages)
     ]
-    kinds = [
+    kinds: list[tuple[MediaKind, str]] = [
         (_MEDIA_KINDS[part.type], param)
         for draft in drafts
         for part, param in draft
         if not isinstance(part, TextPart)
     ]
+    if hears_videos:
+        kinds += [("audio", param) for kind, param in kinds if kind == "video"]
     check_media(kinds, model, "messages")
     loaded: list[ChatMessage] = []
     for message, draft in zip(messages, drafts, strict=True):
         content: list[ContentPart] = [
-            part if isinstance(part, TextPart) else await media.load(part, param) for part, param in draft
+            part if isinstance(part, TextPart) else await media.load(part, param, hears_videos=hears_videos)
+            for part, param in draft
         ]
         loaded.append(ChatMessage(_ROLES[message.role], tuple(content), _calls(message)))
     return tuple(loaded[index] for index in _in_order_of_calls(messages))

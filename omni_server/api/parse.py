@@ -71,9 +71,10 @@ async def parse_chat_request(
         output = None  # no speech for calls
     speech, audio_format = output if output is not None else (None, None)
     sampling = stage_sampling(body, model, with_speech=speech is not None)
+    hears_videos = _hears_videos(body, model)
     request = OmniRequest(
         request_id=request_id,
-        messages=await load_messages(body.messages, model, media, find_transcript),
+        messages=await load_messages(body.messages, model, media, find_transcript, hears_videos=hears_videos),
         speech=speech,
         sampling=sampling,
         tools=tools,
@@ -144,6 +145,20 @@ def _speech_output(body: ChatCompletionRequest, model: ModelInfo) -> tuple[Speec
     return SpeechOutput(voice=resolve_voice(body.audio.voice, model), seed=seed), audio_format
 
 
+def _hears_videos(body: ChatCompletionRequest, model: ModelInfo) -> bool:
+    """Whether the audio tracks of videos are heard."""
+    options = body.mm_processor_kwargs
+    if options is None or not options.use_audio_in_video:
+        return False
+    if not model.hears_videos:
+        raise unsupported(
+            f"The model '{model.name}' does not hear the audio track of a video. "
+            "Send the audio as an audio part beside the video.",
+            "mm_processor_kwargs.use_audio_in_video",
+        )
+    return True
+
+
 def check_extra_fields(
     fields: Mapping[str, object] | None,
     harmless_values: Mapping[str, Sequence[object]],
@@ -169,13 +184,10 @@ _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
     "documents": (None, []),
     "truncate_prompt_tokens": (None,),
     "echo": (None, False),
-    "mm_processor_kwargs": (None, {}, {"use_audio_in_video": False}),
 }
 """Fields of OpenAI and vLLM that change the answer, with the values that have no effect."""
 
 _HINTS = {
     "functions": "'functions' is not supported; use 'tools' instead.",
     "function_call": "'function_call' is not supported; use 'tool_choice' instead.",
-    "mm_processor_kwargs": "'mm_processor_kwargs' is not supported. The audio track of a video is "
-    "ignored; send it as an audio part beside the video.",
 }

@@ -298,6 +298,13 @@ class StructuredOutputs(ExactModel):
     """xgrammar's, as JSON."""
 
 
+class MmProcessorKwargs(ExactModel):
+    """vLLM's extension: how media are prepared."""
+
+    use_audio_in_video: bool | None = None
+    """Hear the audio tracks of all videos with their frames. Videos without a track are silent."""
+
+
 def _listed(stop: object) -> object:
     return [stop] if isinstance(stop, str) else stop
 
@@ -351,6 +358,7 @@ class ChatCompletionRequest(SamplingFields):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    mm_processor_kwargs: MmProcessorKwargs | None = None
 
     metadata: Metadata | None = None
     """Not kept."""

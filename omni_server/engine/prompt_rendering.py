@@ -12,7 +12,8 @@ from vllm.inputs import TextPrompt, TokensPrompt
 
 from omni_server.engine.async_engine import StageAsyncLLM, stage_errors
 from omni_server.errors import InvalidRequestError
-from omni_server.family import Prompt
+from omni_server.family import AUDIO_TRACK, Prompt
+from omni_server.types import VideoPart
 
 _INLINE_CHARS, _INLINE_PIECES = 2000, 8
 """Text up to this length is tokenised within a millisecond or two, mostly in less than half of one. In a
@@ -60,15 +61,17 @@ class PromptRenderer:
         Raises `InvalidRequestError` if the prompt is too long, or if the model cannot process its media.
         """
         media: dict[str, list[Any]] = {}
+        heard = [samples for samples, _ in prompt.audios]
+        heard += [video.audio.samples for video in prompt.videos if video.audio is not None]
+        # The engine would find NaN in the encoder's output and report its own stage as faulty.
+        if not all(np.isfinite(samples).all() for samples in heard):
+            raise _invalid_audio("has samples that are not finite numbers")
         if prompt.audios:
-            # The engine would find NaN in the encoder's output and report its own stage as faulty.
-            if not all(np.isfinite(samples).all() for samples, _ in prompt.audios):
-                raise _invalid_audio("has samples that are not finite numbers")
             media["audio"] = list(prompt.audios)
         if prompt.images:
             media["image"] = [Image.fromarray(pixels) for pixels in prompt.images]
         if prompt.videos:
-            media["video"] = list(prompt.videos)
+            media["video"] = [(video.frames, _metadata(video)) for video in prompt.videos]
         if len(prompt.pieces) > self._max_model_len:  # each is at least one token
             raise context_length_exceeded(self._max_model_len, len(prompt.pieces), "messages")
         renderer = self._engine.renderer
@@ -145,6 +148,12 @@ class PromptRenderer:
             for part in parts:
                 ids += tokenizer.encode(part, add_special_tokens=False)
         return tuple(ids)
+
+
+def _metadata(video: VideoPart) -> dict[str, object]:
+    """What vLLM passes on with the frames."""
+    track = video.audio
+    return {} if track is None else {AUDIO_TRACK: (track.samples, track.sample_rate_hz)}
 
 
 def context_length_exceeded(limit: int, num_tokens: int, param: str) -> InvalidRequestError:

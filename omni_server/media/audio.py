@@ -47,14 +47,24 @@ def decode_audio(
     Raises `InvalidRequestError` with code `invalid_audio`. `cancellation` ends a decoding process, but not
     decoding in this process.
     """
-    samples = bytearray()
     with _open(data, declared_format, limits, cancellation) as (rate, _, blocks):
-        for block in blocks:
-            samples += _mono(block).data
-            _check_length(len(samples) // _SAMPLE_BYTES, rate, limits)
-    if len(samples) < limits.min_audio_seconds * rate * _SAMPLE_BYTES:
-        raise _invalid(f"is shorter than {limits.min_audio_seconds:g} s")
-    return AudioPart(np.frombuffer(samples, dtype=np.float32), rate)
+        return _waveform(rate, blocks, limits)
+
+
+def decode_audio_track(
+    data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None
+) -> AudioPart | None:
+    """Returns the waveform of a video's first audio track as `decode_audio` does, or None without a track.
+
+    `data` is a file of the formats that `decode_video` accepts. Raises `InvalidRequestError` with code
+    `invalid_audio`.
+    """
+    container = _container_of(data) or "avi"
+    try:
+        with _open_track(data, container, limits, cancellation or Cancellation()) as (rate, blocks):
+            return _waveform(rate, blocks, limits)
+    except _NoAudioTrackError:
+        return None
 
 
 def count_samples(data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None) -> int:
@@ -73,8 +83,22 @@ def count_samples(data: bytes, limits: MediaLimits, cancellation: Cancellation |
         return num_samples
 
 
+class _NoAudioTrackError(InvalidRequestError):
+    """The file may be a video."""
+
+
 _Blocks = Iterable[npt.NDArray[np.float32]]
 """Each [num_samples, num_channels]."""
+
+
+def _waveform(rate_hz: int, blocks: _Blocks, limits: MediaLimits) -> AudioPart:
+    samples = bytearray()
+    for block in blocks:
+        samples += _mono(block).data
+        _check_length(len(samples) // _SAMPLE_BYTES, rate_hz, limits)
+    if len(samples) < limits.min_audio_seconds * rate_hz * _SAMPLE_BYTES:
+        raise _invalid(f"is shorter than {limits.min_audio_seconds:g} s")
+    return AudioPart(np.frombuffer(samples, dtype=np.float32), rate_hz)
 
 
 @contextmanager
@@ -151,7 +175,10 @@ def _open_track(
         max_memory_bytes=_MAX_MEMORY_BYTES,
         max_cpu_s=int(limits.decode_timeout_s) + 1,
         timeout_s=limits.decode_timeout_s,
-        refusals={_DAMAGED: _damaged(), _NO_AUDIO: _invalid("has no audio track")},
+        refusals={
+            _DAMAGED: _damaged(),
+            _NO_AUDIO: _NoAudioTrackError("The audio has no audio track.", code="invalid_audio"),
+        },
         too_slow=_invalid(f"could not be decoded within {limits.decode_timeout_s:g} s"),
     )
     with read_in_process(reader, data, cancellation) as output:

@@ -1,11 +1,14 @@
-"""Decodes videos to sampled RGB frames with OpenCV's FFmpeg in a separate process. Ignores audio tracks."""
+"""Decodes videos to sampled RGB frames with OpenCV's FFmpeg in a separate process, and their audio tracks in
+another one, which only reads audio."""
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from omni_server.errors import InvalidRequestError
+from omni_server.media.audio import decode_audio_track
 from omni_server.media.limited_process import Cancellation, Output, Reader, read_in_process
 from omni_server.media.limits import MediaLimits
 from omni_server.types import VideoPart
@@ -46,6 +49,15 @@ def decode_video(data: bytes, limits: MediaLimits, cancellation: Cancellation | 
         raise _invalid("is not in a known format (mp4, mov, webm, mkv, avi)")
     with read_in_process(_reader(limits), data, cancellation or Cancellation()) as output:
         return _read_frames(output, limits)
+
+
+def decode_video_with_audio(
+    data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None
+) -> VideoPart:
+    """As `decode_video`, with the first audio track of the file if it has one, from beginning to end. Raises
+    `InvalidRequestError` with code `invalid_audio`, too."""
+    video = decode_video(data, limits, cancellation)
+    return replace(video, audio=decode_audio_track(data, limits, cancellation))
 
 
 def _has_known_container(data: bytes) -> bool:

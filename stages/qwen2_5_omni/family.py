@@ -122,6 +122,7 @@ class Qwen25OmniModel:
             ids.audio_placeholder, ids.image_placeholder, ids.video_placeholder
         )
         self.extra_rows_per_request = 3  # the voice's begin token, text end, text pad
+        self.hears_videos = True
         self.image_sizes: tuple[ImageSize, ...] = ()
         self._renderer = PromptRenderer(model_dir)
 

@@ -26,7 +26,15 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 
 from omni_server.reference import ReferenceAnswer, ReferenceJob
 from omni_server.types import ChatMessage, TextPart
-from stages.forced_reference import ForcedChoice, along, forced_steps, one_each, prefixed, processed
+from stages.forced_reference import (
+    ForcedChoice,
+    along,
+    forced_steps,
+    hears_videos,
+    one_each,
+    prefixed,
+    processed,
+)
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 
 # Copied from the model card, not imported from `prompt.py`: the comparison covers the server's copy too.
@@ -137,7 +145,7 @@ class Qwen25OmniReference:
         codes, waveform = ForcedChoice([]), np.zeros(0, np.float32)
         if job.voice is None or text.num_steps == 1:  # the last token is not spoken
             thinker = along(text, job.repetition_penalties["thinker"])
-            self._model.thinker.generate(**inputs, **thinker, use_audio_in_video=False)
+            self._model.thinker.generate(**inputs, **thinker, use_audio_in_video=hears_videos(job.messages))
         else:
             codes, waveform = self._speak(inputs, job, text)
         return ReferenceAnswer(
@@ -158,6 +166,7 @@ class Qwen25OmniReference:
             _, waveform = self._model.generate(
                 **inputs,
                 speaker=job.voice,
+                use_audio_in_video=hears_videos(job.messages),
                 **prefixed("thinker", along(text, job.repetition_penalties["thinker"])),
                 **prefixed("talker", along(codes, job.repetition_penalties["talker"])),
                 talker_eos_token_id=list(stops),

@@ -1,8 +1,12 @@
 """The thinker as a vLLM model: vLLM's own, but audio is prepared as in the checkpoint's processor, without
 minutes of trailing silence, and attention and rotary embedding are one operator."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from vllm.config import VllmConfig
 from vllm.config.multimodal import MultiModalDummyOptions
 from vllm.inputs import MultiModalDataDict
@@ -13,14 +17,25 @@ from vllm.model_executor.models.qwen2_5_omni_thinker import (
     Qwen2_5OmniThinkerMultiModalProcessor,
     Qwen2_5OmniThinkerProcessingInfo,
 )
+from vllm.model_executor.models.qwen2_audio import _get_feat_extract_output_lengths
 from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing.processor import HFMultiModalInputs
 
+from stages.audio_in_video import (
+    IS_AUDIO,
+    Mask,
+    VideoWithTrackDummyInputs,
+    VideoWithTrackInfo,
+    VideoWithTrackModel,
+    VideoWithTrackProcessor,
+    has_track,
+)
 from stages.qwen2_5_omni.rope_attention import use_rope_attention
 
 
-class ThinkerProcessingInfo(Qwen2_5OmniThinkerProcessingInfo):
+class ThinkerProcessingInfo(VideoWithTrackInfo, Qwen2_5OmniThinkerProcessingInfo):
     """Makes room for the longest audio that the checkpoint's feature extractor accepts.
 
     vLLM plans for 30 s. Its encoder cache then holds a longer recording only if `max_num_batched_tokens` or
@@ -38,7 +53,9 @@ class ThinkerProcessingInfo(Qwen2_5OmniThinkerProcessingInfo):
         return max_tokens
 
 
-class ThinkerDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingInfo]):
+class ThinkerDummyInputs(
+    VideoWithTrackDummyInputs, Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingInfo]
+):
     """Inputs for vLLM's encoder memory profiling: audio as long as `ThinkerProcessingInfo` allows."""
 
     def get_dummy_mm_data(
@@ -52,7 +69,7 @@ class ThinkerDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingI
         return {**super().get_dummy_mm_data(seq_len, mm_counts, mm_options), "audio": audio}
 
 
-class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor[ThinkerProcessingInfo]):
+class AudioProcessor(Qwen2_5OmniThinkerMultiModalProcessor[ThinkerProcessingInfo]):
     """Returns the same features as `Qwen2_5OmniProcessor`.
 
     Audio longer than the feature extractor's `n_samples` (300 s in the published checkpoints) is cut to that
@@ -82,11 +99,61 @@ class ThinkerProcessor(Qwen2_5OmniThinkerMultiModalProcessor[ThinkerProcessingIn
         return inputs._replace(hf_kwargs={**inputs.hf_kwargs, "audio_kwargs": {"max_length": num_samples}})
 
 
+class ThinkerProcessor(VideoWithTrackProcessor, AudioProcessor):
+    def num_audio_tokens(self, num_frames: int) -> int:
+        _, num_tokens = _get_feat_extract_output_lengths(torch.tensor(num_frames))
+        return int(num_tokens)
+
+    def interleave(self, times: npt.NDArray[np.float64], num_audio_tokens: int) -> Mask:
+        """In pieces of `seconds_per_chunk`: first the video of a piece, then its audio.
+
+        Source: `Qwen2_5OmniProcessor.replace_multimodal_special_tokens` in transformers 5.19.
+        """
+        config = self.info.get_hf_config()
+        length = int(config.position_id_per_seconds * config.seconds_per_chunk)
+        pieces = np.concatenate([_pieces(times, length), _pieces(np.arange(num_audio_tokens), length)])
+        return np.argsort(pieces, kind="stable") >= len(times)
+
+
+def _pieces(times: npt.NDArray[Any], length: int) -> npt.NDArray[np.int64]:
+    """The number of each time's piece. A token further away than a piece from the one before is in the next
+    piece all the same, as in `get_chunked_index`."""
+    numbers = np.zeros(len(times), np.int64)
+    for index, time in enumerate(times):
+        before = int(numbers[index - 1]) if index else 0
+        numbers[index] = before + (time >= (before + 1) * length)
+    return numbers
+
+
 @MULTIMODAL_REGISTRY.register_processor(
     ThinkerProcessor, info=ThinkerProcessingInfo, dummy_inputs=ThinkerDummyInputs
 )
-class Qwen2_5OmniThinker(Qwen2_5OmniThinkerForConditionalGeneration):
+class Qwen2_5OmniThinker(VideoWithTrackModel, Qwen2_5OmniThinkerForConditionalGeneration):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         if isinstance(self.language_model, Qwen2ForCausalLM):  # otherwise an encoder-only engine
             use_rope_attention(self.language_model.model.layers, vllm_config)
+
+    def iter_mm_features(
+        self, mm_features: list[MultiModalFeatureSpec]
+    ) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        """vLLM takes the first token of a video's range for one of its frames, also where audio begins."""
+        for offset, modality, data in super().iter_mm_features(mm_features):
+            yield offset + (IS_AUDIO in data), modality, data
+
+    def get_mrope_input_positions(
+        self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
+    ) -> tuple[torch.Tensor, int]:
+        """vLLM's, except that the token which begins a heard video and the one which begins its audio have
+        one position, and so have those that end them.
+
+        Source: `get_rope_index` in transformers 5.19.
+        """
+        positions, delta = super().get_mrope_input_positions(input_tokens, mm_features)
+        for feature in mm_features:
+            if feature.modality == "video" and has_track(feature.data):
+                first = feature.mm_position.offset
+                positions[:, first:] -= 1
+                positions[:, first + feature.mm_position.length :] -= 1
+                delta -= 2
+        return positions, delta

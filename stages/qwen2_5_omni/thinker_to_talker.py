@@ -32,9 +32,9 @@ class ThinkerToTalker:
         self._tail = embeds[:2]
         self._boundary = {name: embeds[2 + i : 3 + i] for i, name in enumerate(voices)}
         self._placeholders = {
-            "audio": ids.audio_placeholder,
-            "image": ids.image_placeholder,
-            "video": ids.video_placeholder,
+            "audio": (ids.audio_placeholder,),
+            "image": (ids.image_placeholder,),
+            "video": (ids.video_placeholder, ids.audio_placeholder),  # its track may be heard
         }
 
     def rows(
@@ -47,7 +47,7 @@ class ThinkerToTalker:
 
     def prompt_mask(self, prompt_token_ids: list[int], modalities: Set[str]) -> npt.NDArray[np.bool_] | None:
         """Placeholder positions of the modalities that have media."""
-        placeholders = [token for name, token in self._placeholders.items() if name in modalities]
+        placeholders = [token for name in modalities for token in self._placeholders[name]]
         return np.isin(prompt_token_ids, placeholders) if placeholders else None
 
     def boundary_rows(self, voice: str) -> torch.Tensor:

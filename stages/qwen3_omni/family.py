@@ -141,6 +141,7 @@ class Qwen3OmniModel:
             ids.audio_placeholder, ids.image_placeholder, ids.video_placeholder
         )
         self.extra_rows_per_request = 0  # all rows but those of media are looked up by their ids
+        self.hears_videos = True
         self.image_sizes: tuple[ImageSize, ...] = ()
         self._renderer = PromptRenderer(model_dir)
 

@@ -22,8 +22,16 @@ from transformers import (
 )
 
 from omni_server.reference import Difference, ReferenceAnswer, ReferenceJob
-from stages.forced_reference import ForcedChoice, along, forced_steps, one_each, prefixed, processed
-from stages.qwen3_omni.reference_repairs import NothingToSpeakError, repair, repair_processor
+from stages.forced_reference import (
+    ForcedChoice,
+    along,
+    forced_steps,
+    hears_videos,
+    one_each,
+    prefixed,
+    processed,
+)
+from stages.qwen3_omni.reference_repairs import NothingToSpeakError, repair, repair_audio, repair_processor
 
 
 class Qwen3OmniReference:
@@ -37,6 +45,7 @@ class Qwen3OmniReference:
         model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=dtype)
         self._model = model = model.eval().to(device)
         self._text_ends = (model.config.im_end_token_id,)
+        repair_audio(model.thinker)
         if model.has_talker:
             model.code2wav.float()
             repair(model)
@@ -58,7 +67,12 @@ class Qwen3OmniReference:
         codes, waveform = tuple[Difference, ...](), np.zeros(0, np.float32)
         if job.voice is None:
             thinker = along(text, job.repetition_penalties["thinker"])
-            self._model.thinker.generate(**inputs, **thinker, eos_token_id=list(self._text_ends))
+            self._model.thinker.generate(
+                **inputs,
+                **thinker,
+                eos_token_id=list(self._text_ends),
+                use_audio_in_video=hears_videos(job.messages),
+            )
         else:
             codes, waveform = self._speak(inputs, job, text)
         return ReferenceAnswer(
@@ -86,6 +100,7 @@ class Qwen3OmniReference:
             _, sound = self._model.generate(
                 **inputs,
                 speaker=job.voice,
+                use_audio_in_video=hears_videos(job.messages),
                 thinker_eos_token_id=list(self._text_ends),
                 **prefixed("thinker", along(text, job.repetition_penalties["thinker"])),
                 **prefixed("talker", along(sampled, job.repetition_penalties["talker"])),

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import BatchFeature, Qwen3OmniMoeForConditionalGeneration, WhisperFeatureExtractor
 from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 
 class NothingToSpeakError(Exception):
@@ -40,6 +41,28 @@ def repair_processor(processor: Any) -> None:
     frame of all others.
     """
     processor.feature_extractor = _OneByOne.from_dict(processor.feature_extractor.to_dict())
+
+
+def repair_audio(thinker: Any) -> None:
+    """Change a thinker: recordings do not influence each other's embeddings.
+
+    809: they are cut into pieces of one second, and one that is shorter is padded if another is longer. Its
+    last embedding then contains what the convolutions make of the padding.
+    """
+    encode = thinker.audio_tower.forward
+
+    def alone(
+        input_features: torch.Tensor, feature_lens: torch.Tensor, **kwargs: Any
+    ) -> BaseModelOutputWithPooling:
+        each = [
+            encode(frames, feature_lens=length[None], **kwargs).last_hidden_state
+            for frames, length in zip(
+                input_features.split(feature_lens.tolist(), dim=1), feature_lens, strict=True
+            )
+        ]
+        return BaseModelOutputWithPooling(last_hidden_state=torch.cat(each))
+
+    thinker.audio_tower.forward = alone
 
 
 class _OneByOne(WhisperFeatureExtractor):

@@ -3,6 +3,8 @@ talker's projection of hidden states is loaded with it."""
 
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from transformers import BatchFeature, Qwen3OmniMoeConfig, Qwen3OmniMoeTalkerConfig
@@ -10,7 +12,10 @@ from transformers.activations import ACT2FN
 from vllm.config import VllmConfig
 from vllm.config.multimodal import MultiModalDummyOptions
 from vllm.inputs import MultiModalDataDict
-from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerDummyInputsBuilder
+from vllm.model_executor.models.qwen2_5_omni_thinker import (
+    Qwen2_5OmniAudioFeatureInputs,
+    Qwen2_5OmniThinkerDummyInputsBuilder,
+)
 from vllm.model_executor.models.qwen3_omni_moe_thinker import (
     Qwen3OmniMoeThinkerForConditionalGeneration,
     Qwen3OmniMoeThinkerMultiModalProcessor,
@@ -22,12 +27,20 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing.processor import HFMultiModalInputs
 
+from stages.audio_in_video import (
+    Mask,
+    VideoWithTrackDummyInputs,
+    VideoWithTrackInfo,
+    VideoWithTrackModel,
+    VideoWithTrackProcessor,
+)
+
 MAX_AUDIO_S = 300
 """Longest audio for which the encoder cache has room: `n_samples` in the published preprocessor_config.json.
 transformers replaces that value by 30 s, but the processor cuts no audio (`truncation`)."""
 
 
-class ThinkerProcessingInfo(Qwen3OmniMoeThinkerProcessingInfo):
+class ThinkerProcessingInfo(VideoWithTrackInfo, Qwen3OmniMoeThinkerProcessingInfo):
     """Makes room for `MAX_AUDIO_S`. vLLM plans for 30 s."""
 
     def get_mm_max_tokens_per_item(
@@ -41,7 +54,9 @@ class ThinkerProcessingInfo(Qwen3OmniMoeThinkerProcessingInfo):
         return max_tokens
 
 
-class ThinkerDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingInfo]):
+class ThinkerDummyInputs(
+    VideoWithTrackDummyInputs, Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingInfo]
+):
     """Inputs for vLLM's encoder memory profiling: audio as long as `ThinkerProcessingInfo` allows."""
 
     def get_dummy_mm_data(
@@ -55,7 +70,7 @@ class ThinkerDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingI
         return {**super().get_dummy_mm_data(seq_len, mm_counts, mm_options), "audio": audio}
 
 
-class ThinkerProcessor(Qwen3OmniMoeThinkerMultiModalProcessor[ThinkerProcessingInfo]):
+class AudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor[ThinkerProcessingInfo]):
     """Returns the features that `Qwen3OmniMoeProcessor` computes of each audio alone.
 
     vLLM's processor pads audio to whole frames, so that its features do not depend on other audio that it is
@@ -117,6 +132,20 @@ class ThinkerProcessor(Qwen3OmniMoeThinkerMultiModalProcessor[ThinkerProcessingI
         return processed
 
 
+class ThinkerProcessor(VideoWithTrackProcessor, AudioProcessor):
+    def num_audio_tokens(self, num_frames: int) -> int:
+        return int(_get_feat_extract_output_lengths(torch.tensor(num_frames)))
+
+    def interleave(self, times: npt.NDArray[np.float64], num_audio_tokens: int) -> Mask:
+        """In the order of their times, video first.
+
+        Source: `Qwen3OmniMoeProcessor.replace_multimodal_special_tokens` in transformers 5.19.
+        """
+        is_audio = np.ones(len(times) + num_audio_tokens, np.bool_)
+        is_audio[np.arange(len(times)) + np.searchsorted(np.arange(num_audio_tokens), times)] = False
+        return is_audio
+
+
 class HiddenProjection(nn.Module):
     """Turns the thinker's hidden states into rows of the talker.
 
@@ -140,7 +169,7 @@ class HiddenProjection(nn.Module):
 @MULTIMODAL_REGISTRY.register_processor(
     ThinkerProcessor, info=ThinkerProcessingInfo, dummy_inputs=ThinkerDummyInputs
 )
-class Qwen3OmniThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
+class Qwen3OmniThinker(VideoWithTrackModel, Qwen3OmniMoeThinkerForConditionalGeneration):
     # The more special prefix comes first.
     hf_to_vllm_mapper = (
         WeightsMapper(orig_to_new_prefix={"talker.hidden_projection.": "talker_hidden_projection."})
@@ -156,3 +185,27 @@ class Qwen3OmniThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         """None if the checkpoint has no talker."""
         if config.enable_audio_output:
             self.talker_hidden_projection = HiddenProjection(config.talker_config)
+
+    def _process_audio_input(self, audio_input: Qwen2_5OmniAudioFeatureInputs) -> tuple[torch.Tensor, ...]:
+        """Encodes audio shorter than one convolution's input, which is 1 s, by itself.
+
+        In a batch, it would be padded to the longest, and its last token would then contain what the
+        convolutions make of padding.
+        """
+        lengths: list[int] = audio_input["audio_feature_lengths"].tolist()
+        if len(lengths) == 1 or min(lengths) >= 2 * self.audio_tower.n_window:
+            together: tuple[torch.Tensor, ...] = super()._process_audio_input(audio_input)
+            return together
+        frames = audio_input["input_features"].split(lengths, dim=1)
+        masks = audio_input["feature_attention_mask"]
+        alone: list[torch.Tensor] = []
+        for index, length in enumerate(lengths):
+            alone += super()._process_audio_input(
+                Qwen2_5OmniAudioFeatureInputs(
+                    type="audio_features",
+                    input_features=frames[index],
+                    audio_feature_lengths=torch.tensor([length]),
+                    feature_attention_mask=masks[index : index + 1],
+                )
+            )
+        return tuple(alone)

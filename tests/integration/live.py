@@ -32,9 +32,8 @@ def demo_config(**changes: Any) -> StageConfig:
 def changed_config(config: StageConfig, **changes: Any) -> StageConfig:
     raw = config.model_dump(by_alias=True)
     for name, fields in changes.pop("stages", {}).items():
-        engine_args = fields.pop("engine_args", {})
-        raw["stages"][name].update(fields)
-        raw["stages"][name]["engine_args"].update(engine_args)
+        engine_args = raw["stages"][name]["engine_args"] | fields.get("engine_args", {})
+        raw["stages"][name] |= {**fields, "engine_args": engine_args}
     for edge in raw["edges"]:
         if edge["chunks"] is None:
             edge["queue"].update(changes.get("queue", {}))

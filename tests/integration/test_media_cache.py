@@ -7,9 +7,10 @@ import pytest
 
 from omni_server.errors import InvalidRequestError
 from omni_server.offline import OmniOutput, collect
-from omni_server.types import ChatMessage, ImagePart, SamplingConfig
+from omni_server.types import AudioPart, ChatMessage, ImagePart, SamplingConfig
 from tests.integration.live import LiveOmni, written
 from tests.reference.cases import CASES, ask
+from tests.reference.synthetic_media import chirp, heard, sliding_tiles
 
 
 def noisy_picture(seed: int) -> tuple[ChatMessage, ...]:
@@ -54,3 +55,16 @@ def test_a_client_that_leaves_right_after_admission_does_not_spoil_the_next_requ
 
     whole.run(leave())
     assert whole.answer(written(messages)).token_ids
+
+
+def test_the_same_frames_with_other_audio_are_another_video(whole: LiveOmni) -> None:
+    """To the prefix cache and to that of prepared media, though both prompts have the same ids."""
+
+    def num_cached(track: AudioPart) -> int:
+        messages = ask(heard(sliding_tiles(4, 56, 84), track), "What is this?")
+        return whole.answer(written(messages)).usage.prompt.cached
+
+    first, second = chirp(2.1, 300), chirp(2.1, 900)
+    without_video = num_cached(first)
+    assert num_cached(first) > without_video + 100
+    assert num_cached(second) <= without_video + 32  # a block that ends before the video

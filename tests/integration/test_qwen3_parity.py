@@ -33,9 +33,12 @@ def wide_answers(qwen3_wide_checkpoint: Path) -> Answers:
     return {name: qwen3_expected(reference, case) for name, case in QWEN3_CASES.items()}
 
 
+VIDEOS = {"engine_args": {"limit_mm_per_prompt": {"audio": 4, "image": 4, "video": 2}}}
+
+
 @pytest.fixture(scope="module")
 def live(qwen3_checkpoint: Path) -> Iterator[LiveOmni]:
-    live = LiveOmni(qwen3_checkpoint, qwen3_config())
+    live = LiveOmni(qwen3_checkpoint, qwen3_config(stages={"thinker": VIDEOS}))
     yield live
     live.close()
 
@@ -46,7 +49,10 @@ def wide(qwen3_wide_checkpoint: Path) -> Iterator[LiveOmni]:
     live = LiveOmni(
         qwen3_wide_checkpoint,
         qwen3_config(
-            stages={"thinker": {"max_num_batched_tokens": 128}, "talker": {"max_num_batched_tokens": 64}}
+            stages={
+                "thinker": {"max_num_batched_tokens": 128, **VIDEOS},
+                "talker": {"max_num_batched_tokens": 64},
+            }
         ),
     )
     yield live

@@ -9,7 +9,7 @@ from PIL import Image
 
 from omni_server.types import AudioPart, ChatMessage, ContentPart, ImagePart, Role, TextPart
 from tests.reference.reference import Noise, Reference, ReferenceResult
-from tests.reference.synthetic_media import chirp, sliding_tiles, tiles
+from tests.reference.synthetic_media import chirp, heard, sliding_tiles, tiles
 
 MEDIA = Path(__file__).resolve().parent.parent / "data" / "media"
 SPEECH_SYSTEM_PROMPT = (
@@ -96,6 +96,12 @@ _MIXED = ask(
     sliding_tiles(4, 84, 112),
     "Say it in one sentence.",
 )
+_HEARD_MIXED = ask(
+    chirp(0.6, 400),
+    heard(sliding_tiles(6, 84, 112), recording("speech_count.wav")),
+    drawing("gradient.png"),
+    "What is said in it?",
+)
 
 CASES = {
     case.name: case
@@ -112,6 +118,7 @@ CASES = {
         Case("two_images", _IMAGE_2),
         Case("video", _VIDEO),
         Case("mixed", _MIXED),
+        Case("heard_mixed", _HEARD_MIXED),
         Case("hello_ethan", _HELLO, "Ethan"),
         Case("two_turns_ethan", _TWO_TURNS, "Ethan"),
         Case("speech_ethan", _SPEECH, "Ethan"),

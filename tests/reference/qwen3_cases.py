@@ -3,7 +3,7 @@
 from omni_server.types import ChatMessage, ContentPart
 from tests.reference.cases import Case, drawing, recording, say
 from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
-from tests.reference.synthetic_media import chirp, sliding_tiles, tiles
+from tests.reference.synthetic_media import chirp, heard, sliding_tiles, tiles
 
 
 def stop_ids(reference: Qwen3Reference, case: Case) -> tuple[int, ...] | None:
@@ -68,6 +68,19 @@ _MIXED = _ask(
     sliding_tiles(4, 96, 128),
     "Say it in one sentence.",
 )
+_HEARD_VIDEO = _ask(heard(sliding_tiles(4, 96, 128), recording("speech_count.wav")), "What is said in it?")
+_HEARD_MIXED = _ask(
+    chirp(0.6, 400),
+    drawing("gradient.png"),
+    heard(sliding_tiles(4, 64, 96), chirp(2.3, 600)),
+    recording("speech_hello.wav"),
+    "Which of them is louder?",
+)
+_HEARD_IN_TURNS = (
+    say("user", heard(sliding_tiles(4, 64, 96), chirp(3.1, 300)), "What is it?"),
+    say("assistant", " a red boat"),
+    say("user", "And this?", heard(sliding_tiles(4, 96, 64), chirp(1.2, 800)), chirp(0.5, 500)),
+)
 _HOUSE = _ask("Tell me about the house.")
 _HARBOR = _ask("Tell me about the harbor.")
 _MEDIA_IN_TURNS = (
@@ -94,6 +107,9 @@ QWEN3_CASES = {
         _case("video", _VIDEO, "Aiden"),
         _case("mixed", _MIXED),
         _case("media_in_turns", _MEDIA_IN_TURNS, "Aiden"),
+        _case("heard_video", _HEARD_VIDEO),
+        _case("heard_mixed", _HEARD_MIXED, "Chelsie"),
+        _case("heard_in_turns", _HEARD_IN_TURNS),
         _case("hello_chelsie", _HELLO, "Chelsie"),
         _case("three_turns_chelsie", _THREE_TURNS, "Chelsie"),
         _case("mixed_chelsie", _MIXED, "Chelsie"),

@@ -12,8 +12,8 @@ import transformers
 from transformers import AutoProcessor, BatchFeature, Qwen3OmniMoeForConditionalGeneration
 
 from omni_server.types import ChatMessage
-from stages.forced_reference import processed
-from stages.qwen3_omni.reference_repairs import NothingToSpeakError, repair, repair_processor
+from stages.forced_reference import hears_videos, processed
+from stages.qwen3_omni.reference_repairs import NothingToSpeakError, repair, repair_audio, repair_processor
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class Qwen3Reference:
         model.talker.generate = self._traced_talker
         model.talker.code_predictor.generate = self._traced_predictor
         model.talker.model.register_forward_pre_hook(self._trace_positions, with_kwargs=True)
+        repair_audio(model.thinker)
         repair(model)
 
     def prompt(self, messages: tuple[ChatMessage, ...]) -> BatchFeature:
@@ -105,6 +106,7 @@ class Qwen3Reference:
             _, sound = self.model.generate(
                 **inputs,
                 speaker=voice,
+                use_audio_in_video=hears_videos(messages),
                 thinker_max_new_tokens=thinker_max_tokens,
                 thinker_eos_token_id=stop_ids or [-1],  # an empty list is refused; -1 is no token
                 thinker_do_sample=False,

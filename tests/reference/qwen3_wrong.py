@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stages.forced_reference import hears_videos
 from tests.reference.cases import Case
 from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
 
@@ -20,6 +21,7 @@ FeedMistake = Literal[
     "late_text",
     "no_text_end",
     "linear_positions",
+    "track_behind_video",
     "next_hidden_layer",
     "text_projection_of_media",
     "system_turn",
@@ -73,7 +75,10 @@ def feed(
     if at := [i for i, token in enumerate(result.prompt_ids) if token in media]:
         layer = config.talker_config.accept_hidden_layer + (mistake == "next_hidden_layer")
         inputs = reference.prompt(case.messages)
-        hidden = model.thinker(**inputs, output_hidden_states=True).hidden_states[layer][0, at]
+        seen = model.thinker(
+            **inputs, output_hidden_states=True, use_audio_in_video=hears_videos(case.messages)
+        )
+        hidden = seen.hidden_states[layer][0, at]
         projection = (
             talker.text_projection if mistake == "text_projection_of_media" else talker.hidden_projection
         )
@@ -118,7 +123,23 @@ def feed(
     positions = result.talker_positions
     if mistake in ("linear_positions", "system_turn"):
         positions = torch.arange(len(prompt)).expand(3, -1)
+    elif mistake == "track_behind_video":
+        (first, end), *_ = (turn for turn in pairwise(starts) if ids[turn[0] + 1] in spoken_to)
+        positions = _track_behind_video(positions, torch.tensor(ids[first:end]), thinker)
     return Qwen3Feed(prompt, text_rows(*reply), positions)
+
+
+def _track_behind_video(positions: torch.Tensor, ids: torch.Tensor, thinker: Any) -> torch.Tensor:
+    """The positions [3, n] of a prompt that begins with `ids`, whose only media are a heard video, as if all
+    of its audio came after all of its frames."""
+    moved = positions.clone()
+    audio, video = (
+        torch.nonzero(ids == token)[:, 0] for token in (thinker.audio_token_id, thinker.video_token_id)
+    )
+    moved[:, audio] += positions[:, video].max() + 1 - positions[:, audio].min()
+    end = int(max(audio.max(), video.max())) + 1
+    moved[:, end:] += moved[:, :end].max() - positions[:, :end].max()
+    return moved
 
 
 @torch.inference_mode()

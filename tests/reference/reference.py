@@ -145,6 +145,7 @@ class Reference:
             _, wave = self.model.generate(
                 **inputs,
                 speaker=voice,
+                use_audio_in_video=_hears_videos(messages),
                 thinker_max_new_tokens=thinker_max_tokens,
                 thinker_eos_token_id=stop_ids or [-1],  # an empty list is refused; -1 is no token
                 thinker_do_sample=False,
@@ -227,7 +228,8 @@ class Reference:
         ]
         parts = [part for messages in conversations for message in messages for part in message.content]
         media: dict[str, Any] = {}
-        if sounds := [part for part in parts if isinstance(part, AudioPart)]:
+        heard = [part.audio if isinstance(part, VideoPart) else part for part in parts]
+        if sounds := [part for part in heard if isinstance(part, AudioPart)]:
             if any(sound.sample_rate_hz != 16_000 for sound in sounds):
                 raise ValueError("the reference takes sounds at 16 kHz")
             media["audio"] = [sound.samples for sound in sounds]
@@ -237,7 +239,11 @@ class Reference:
             if len({video.fps for video in videos}) != 1:
                 raise ValueError("transformers takes one frame rate for all videos of a call")
             media["videos"] = [torch.from_numpy(video.frames).permute(0, 3, 1, 2) for video in videos]
-            media["videos_kwargs"] = {"fps": videos[0].fps, "do_sample_frames": False}
+            media["videos_kwargs"] = {
+                "fps": videos[0].fps,
+                "do_sample_frames": False,
+                "use_audio_in_video": any(map(_hears_videos, conversations)),
+            }
         return cast(
             BatchFeature, self.processor(text=prompts, return_tensors="pt", padding=len(prompts) > 1, **media)
         )
@@ -292,6 +298,14 @@ class Reference:
             if code in self.codec_stop_ids:
                 return tuple(codes[:i]), code
         return tuple(codes), None
+
+
+def _hears_videos(messages: tuple[ChatMessage, ...]) -> bool:
+    """transformers hears all videos of a call or none."""
+    videos = [part for message in messages for part in message.content if isinstance(part, VideoPart)]
+    if len({video.audio is None for video in videos}) > 1:
+        raise ValueError("some videos have an audio track and others have none")
+    return any(video.audio is not None for video in videos)
 
 
 def _template_item(part: TextPart | AudioPart | ImagePart | VideoPart) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Sounds, pictures and videos computed from a formula."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from omni_server.types import AudioPart, ImagePart, VideoPart
@@ -25,3 +27,8 @@ def sliding_tiles(frames: int, height: int, width: int, fps: float = 2.0) -> Vid
     """The tiles, 5 pixels further right from frame to frame."""
     still = tiles(height, width).pixels
     return VideoPart(np.stack([np.roll(still, 5 * i, axis=1) for i in range(frames)]), fps)
+
+
+def heard(video: VideoPart, audio: AudioPart) -> VideoPart:
+    """`video` with `audio` as its track."""
+    return replace(video, audio=audio)

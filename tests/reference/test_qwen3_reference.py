@@ -16,7 +16,16 @@ CHECKPOINTS = ("tiny", "wide")
 SILENT = ("stop_at_once",)
 CUT_OFF = ("one_token", "two_tokens", "three_tokens", "one_frame")
 """Their text reaches its limit."""
-WITH_PICTURES = ("image", "images", "video", "mixed", "media_in_turns")
+WITH_PICTURES = (
+    "image",
+    "images",
+    "video",
+    "mixed",
+    "media_in_turns",
+    "heard_video",
+    "heard_mixed",
+    "heard_in_turns",
+)
 
 Results = dict[str, Qwen3Result]
 

@@ -23,7 +23,16 @@ from tests.reference.qwen3_wrong import (
 )
 
 NUM_FRAMES = {"hello": 64} | dict.fromkeys(
-    ("system_prompt", "three_turns_chelsie", "speech_aiden", "image", "media_in_turns", "three_tokens"), 16
+    (
+        "system_prompt",
+        "three_turns_chelsie",
+        "speech_aiden",
+        "image",
+        "media_in_turns",
+        "heard_video",
+        "three_tokens",
+    ),
+    16,
 )
 CASES = {name: replace(QWEN3_CASES[name], talker_max_tokens=count) for name, count in NUM_FRAMES.items()}
 
@@ -31,6 +40,7 @@ CODES: dict[FeedMistake | StepMistake, tuple[str, ...]] = {
     "late_text": ("hello", "image", "three_tokens"),
     "no_text_end": ("three_tokens",),
     "linear_positions": ("image", "media_in_turns"),
+    "track_behind_video": ("heard_video",),
     "next_hidden_layer": ("speech_aiden", "image", "media_in_turns"),
     "text_projection_of_media": ("speech_aiden", "image", "media_in_turns"),
     "system_turn": ("system_prompt", "three_turns_chelsie"),

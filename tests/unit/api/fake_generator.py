@@ -41,6 +41,7 @@ MODEL = ModelInfo(
     max_media_per_prompt={"audio": 2, "image": 2, "video": 1},
     created=1_780_000_000,
     fingerprint="fp_0123456789",
+    hears_videos=True,
 )
 TEXT_ONLY_MODEL = replace(
     MODEL, voices=(), default_voice=None, outputs=frozenset({"text"}), speech_stage=None

@@ -1,6 +1,7 @@
 """Sound, pictures and videos in requests."""
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.media.limits import MediaLimits
 from omni_server.types import AudioPart, ImagePart, TextPart, VideoPart
 from tests.unit.api.clients import SPEECH, app_of, base64_of, chat, data_url, error_of, media, post, tone
-from tests.unit.api.fake_generator import FakeGenerator
+from tests.unit.api.fake_generator import MODEL, FakeGenerator
 from tests.unit.media.containers import LIVE_WEBM, record
 
 WAV = media("speech_hello.wav")
@@ -30,6 +31,13 @@ def input_audio(data: str, audio_format: str | None = "wav") -> dict[str, Any]:
 
 def image(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url, "detail": "low"}}
+
+
+def video(data: bytes) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": data_url(data, "video/mp4")}}
+
+
+HEARD = {"mm_processor_kwargs": {"use_audio_in_video": True}}
 
 
 async def parts_of(*content: dict[str, Any]) -> tuple[Any, ...]:
@@ -106,6 +114,46 @@ async def test_bytes_overrule_the_declared_audio_format() -> None:
 async def test_pictures_are_accepted_in_every_spelling(part: dict[str, Any]) -> None:
     (picture,) = await parts_of(part)
     assert isinstance(picture, ImagePart)
+
+
+@pytest.mark.parametrize(
+    ("data", "fields", "num_samples"),
+    [
+        (FILM, HEARD, 48_000),
+        (FILM, {}, None),
+        (FILM, {"mm_processor_kwargs": {"use_audio_in_video": False}}, None),
+        (MP4, HEARD, None),
+    ],
+    ids=["heard", "not asked for", "refused", "without a track"],
+)
+async def test_the_audio_of_a_video_is_heard_where_the_request_says_so(
+    data: bytes, fields: dict[str, Any], num_samples: int | None
+) -> None:
+    generator = FakeGenerator()
+    response = await post(app_of(generator), chat([video(data)], **fields))
+    assert response.status_code == 200, response.text
+    (part,) = generator.last_request.messages[0].content
+    assert isinstance(part, VideoPart)
+    assert (None if part.audio is None else len(part.audio.samples)) == num_samples
+
+
+async def test_a_model_that_hears_no_videos_refuses_to() -> None:
+    generator = FakeGenerator(replace(MODEL, hears_videos=False))
+    error = error_of(await post(app_of(generator), chat([video(FILM)], **HEARD)))
+    assert (error["param"], error["code"]) == ("mm_processor_kwargs.use_audio_in_video", "unsupported_value")
+    assert "does not hear the audio track" in error["message"]
+
+
+async def test_the_audio_of_a_video_counts_as_audio_and_has_its_limits() -> None:
+    sounds = [input_audio(base64_of(WAV))] * 2
+    generator = FakeGenerator()
+    assert (await post(app_of(generator), chat([*sounds, video(FILM)]))).status_code == 200
+    error = error_of(await post(app_of(generator), chat([*sounds, video(FILM)], **HEARD)))
+    assert (error["param"], error["code"]) == ("messages", "too_many_media")
+    config = ApiConfig(media_limits=MediaLimits(max_audio_seconds=0.5))
+    error = error_of(await post(app_of(FakeGenerator(), config), chat([video(FILM)], **HEARD)))
+    assert (error["param"], error["code"]) == ("messages[0].content[0].video_url.url", "invalid_audio")
+    assert error["message"] == "The audio is longer than 0.5 s."
 
 
 async def test_tool_results_may_hold_media() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from omni_server.errors import InvalidRequestError
 from omni_server.media.limits import MediaLimits
-from omni_server.media.video import decode_video
+from omni_server.media.video import decode_video, decode_video_with_audio
+from tests.unit.media.containers import record
 
 LIMITS = MediaLimits()
 CODECS = {"mp4": "mp4v", "mov": "mp4v", "avi": "MJPG", "mkv": "MJPG", "webm": "VP80"}
@@ -45,6 +46,30 @@ def test_the_fixture_video_gives_two_frames_per_second(media_folder: Path) -> No
     assert part.fps == 2.0
     assert part.frames.dtype == np.uint8
     assert part.frames.shape == (6, 84, 112, 3)
+
+
+@pytest.mark.parametrize(("container", "codec"), [("mp4", "aac"), ("webm", "libopus"), ("avi", "pcm_s16le")])
+def test_a_video_may_be_decoded_with_its_audio(container: str, codec: str) -> None:
+    tone = (0.5 * np.sin(2 * np.pi * 440 / 48_000 * np.arange(48_000)))[None].astype(np.float32)
+    data = record(container, codec, tone, 48_000, has_video=True)
+    part = decode_video_with_audio(data, LIMITS)
+    assert part.audio is not None
+    assert part.audio.sample_rate_hz == 48_000
+    heard = np.abs(np.fft.rfft(part.audio.samples))
+    assert heard.argmax() * 48_000 / len(part.audio.samples) == pytest.approx(440, abs=2)
+    assert np.array_equal(part.frames, decode_video(data, LIMITS).frames)
+
+
+def test_a_video_without_audio_has_none(media_folder: Path) -> None:
+    assert decode_video_with_audio((media_folder / "ball.mp4").read_bytes(), LIMITS).audio is None
+
+
+def test_audio_that_cannot_be_read_is_refused_and_not_left_out() -> None:
+    tone = np.zeros((1, 48_000), np.float32)
+    data = record("avi", "ac3", tone, 48_000, has_video=True)
+    with pytest.raises(InvalidRequestError) as caught:
+        decode_video_with_audio(data, LIMITS)
+    assert caught.value.code == "invalid_audio"
 
 
 def test_frames_are_rgb_in_order(media_folder: Path) -> None:

@@ -277,7 +277,7 @@ def test_media_come_in_order_of_appearance(model: Qwen25OmniModel) -> None:
     prompt = model.prompt(messages, outputs=SPOKEN)
     assert [(samples[0], rate) for samples, rate in prompt.audios] == [(0, 16_000), (1, 16_001), (2, 16_002)]
     assert [int(pixels.max()) for pixels in prompt.images] == [0, 1]
-    assert [frames.shape for frames in prompt.videos] == [(2, 28, 28, 3)]
+    assert [video.frames.shape for video in prompt.videos] == [(2, 28, 28, 3)]
 
 
 def test_all_frames_of_a_video_are_used_at_its_rate(model: Qwen25OmniModel) -> None:

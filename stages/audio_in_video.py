@@ -1,0 +1,231 @@
+"""Videos whose audio track is heard: its tokens and those of the frames are interleaved in time.
+
+For vLLM, such a video is one item: it has one range of the prompt, and one output of the encoders, which is
+already in the prompt's order. vLLM's own `use_audio_in_video` makes two items of it that share a range. In
+vLLM 0.32, a request can then have no other audio, and the engine may go wrong: the prefix cache tells most
+blocks of such a range apart by one of the two items only; in a piece of a prompt whose audio tokens all
+precede its video tokens, the embeddings are in the wrong order; and two requests wait for each other forever
+if the encoder cache holds the frames of both but the audio of neither.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import BatchFeature
+from vllm.inputs import MultiModalDataDict
+from vllm.model_executor.models.interfaces import MultiModalEmbeddings
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalFieldConfig, MultiModalKwargsItems
+from vllm.multimodal.parse import MultiModalDataItems, MultiModalDataParser
+from vllm.multimodal.processing.processor import HFMultiModalInputs, PromptUpdate, PromptUpdateDetails
+
+from omni_server.family import AUDIO_TRACK
+
+Mask = npt.NDArray[np.bool_]
+
+FEATURES, NUM_FRAMES, IS_AUDIO = "track_features", "track_num_frames", "track_is_audio"
+"""What each video of a request with tracks has beside vLLM's own fields: the track's mel frames
+`[num_mel_bins, n]`, n, which is 0 without a track, and which of the item's tokens are audio `[num_tokens]`
+(bool)."""
+
+VllmClass: Any = object
+"""For mypy. At run time, each of the following classes precedes one of vLLM's among the bases of a class."""
+
+
+class VideoWithTrackInfo(VllmClass):
+    """Makes the parser keep what comes with the frames of a video."""
+
+    def get_data_parser(self) -> MultiModalDataParser:
+        parser: MultiModalDataParser = super().get_data_parser()
+        parser.video_needs_metadata = True
+        return parser
+
+
+class VideoWithTrackDummyInputs(VllmClass):
+    """Gives dummy videos the metadata that the parser now requires."""
+
+    def get_dummy_mm_data(self, *args: Any, **kwargs: Any) -> MultiModalDataDict:
+        data = dict(super().get_dummy_mm_data(*args, **kwargs))
+        return data | {"video": [(frames, {}) for frames in data["video"]]}
+
+
+class VideoWithTrackProcessor(VllmClass):
+    """Prepares an audio track as it prepares an audio, and puts its tokens among those of the frames."""
+
+    def interleave(self, times: npt.NDArray[np.float64], num_audio_tokens: int) -> Mask:
+        """Which tokens are audio, in the prompt's order. `times` are those of the video tokens
+        `[num_video_tokens]`, ascending, on the time axis of the positions: audio token n is at n."""
+        raise NotImplementedError
+
+    def num_audio_tokens(self, num_frames: int) -> int:
+        raise NotImplementedError
+
+    def _get_hf_mm_inputs(
+        self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, object]
+    ) -> HFMultiModalInputs:
+        inputs: HFMultiModalInputs = super()._get_hf_mm_inputs(mm_items, hf_kwargs)
+        videos = inputs.hf_data.get("videos")
+        if not isinstance(videos, list) or not videos:
+            return inputs
+        tracks = [metadata.get(AUDIO_TRACK) for _, metadata in videos]
+        inputs = inputs._replace(hf_data={**inputs.hf_data, "videos": [frames for frames, _ in videos]})
+        if all(track is None for track in tracks):
+            return inputs
+        given = [track for track in tracks if track is not None]
+        heard = self._apply_hf_processor_main(self.info.parse_mm_data({"audio": given}, validate=False), {})
+        num_frames = torch.zeros(len(videos), dtype=torch.long)
+        num_frames[[track is not None for track in tracks]] = heard["audio_feature_lengths"]
+        fields = {FEATURES: heard["input_audio_features"], NUM_FRAMES: num_frames}
+        return inputs._replace(passthrough_data={**inputs.passthrough_data, **fields})
+
+    def _postprocess_hf_mm_data(
+        self,
+        mm_data: Mapping[str, object],
+        hf_processor_mm_kwargs: Mapping[str, object],
+        processed_data: BatchFeature,
+    ) -> BatchFeature:
+        processed: BatchFeature = super()._postprocess_hf_mm_data(
+            mm_data, hf_processor_mm_kwargs, processed_data
+        )
+        if NUM_FRAMES in processed:
+            videos = zip(
+                processed["video_grid_thw"].tolist(),
+                processed["second_per_grid_ts"].tolist(),
+                processed[NUM_FRAMES].tolist(),
+                strict=True,
+            )
+            processed[IS_AUDIO] = [torch.from_numpy(self._is_audio(*video)) for video in videos]
+        return processed
+
+    def _is_audio(self, grid: tuple[int, int, int], seconds_per_grid: float, num_frames: int) -> Mask:
+        config = self.info.get_hf_config()
+        num_grids, height, width = grid
+        times = np.arange(num_grids) * seconds_per_grid * config.position_id_per_seconds
+        times = times.repeat(height * width // config.vision_config.spatial_merge_size**2)
+        return self.interleave(times, self.num_audio_tokens(num_frames) if num_frames else 0)
+
+    def _get_mm_fields_config(
+        self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
+    ) -> Mapping[str, MultiModalFieldConfig]:
+        fields = dict(super()._get_mm_fields_config(hf_inputs, hf_processor_mm_kwargs))
+        if NUM_FRAMES not in hf_inputs:
+            return fields
+        return fields | {
+            FEATURES: MultiModalFieldConfig.flat_from_sizes("video", hf_inputs[NUM_FRAMES], dim=1),
+            # Positions are computed with them, on the CPU.
+            NUM_FRAMES: MultiModalFieldConfig.batched("video", keep_on_cpu=True),
+            IS_AUDIO: MultiModalFieldConfig.batched("video", keep_on_cpu=True),
+        }
+
+    def _get_prompt_updates(
+        self,
+        mm_items: MultiModalDataItems,
+        hf_processor_mm_kwargs: Mapping[str, Any],
+        out_mm_kwargs: MultiModalKwargsItems,
+    ) -> Sequence[PromptUpdate]:
+        updates = super()._get_prompt_updates(mm_items, hf_processor_mm_kwargs, out_mm_kwargs)
+        processor = self.info.get_hf_processor()
+        vocabulary = self.info.get_tokenizer().get_vocab()
+        audio, video = vocabulary[processor.audio_token], vocabulary[processor.video_token]
+        begin, end = vocabulary[processor.audio_bos_token], vocabulary[processor.audio_eos_token]
+
+        def with_track(update: PromptUpdate) -> PromptUpdate:
+            def replacement(index: int) -> PromptUpdateDetails | list[int]:
+                item = out_mm_kwargs["video"][index]
+                if not has_track(item):
+                    without_track: list[int] = update.replacement(index)
+                    return without_track
+                ids = torch.where(item[IS_AUDIO].data, audio, video).tolist()
+                return PromptUpdateDetails.select_token_ids([begin, *ids, end], [audio, video])
+
+            return replace(update, replacement=replacement)
+
+        return [with_track(update) if update.modality == "video" else update for update in updates]
+
+
+class VideoWithTrackModel(VllmClass):
+    """Encodes a video and its track to one output, and gives its tokens their positions in time."""
+
+    def embed_multimodal(self, **kwargs: Any) -> MultiModalEmbeddings:
+        tracks = kwargs.pop(FEATURES, None)
+        if tracks is None:
+            embeddings: MultiModalEmbeddings = super().embed_multimodal(**kwargs)
+            return embeddings
+        num_frames, is_audio = kwargs.pop(NUM_FRAMES), kwargs.pop(IS_AUDIO)
+        lengths = num_frames[num_frames > 0]
+        heard = iter(
+            super().embed_multimodal(
+                input_audio_features=tracks,
+                audio_feature_lengths=lengths,
+                feature_attention_mask=[torch.ones(length) for length in lengths.tolist()],
+            )
+        )
+        seen = super().embed_multimodal(**kwargs)
+        return tuple(
+            _interleaved(frames, next(heard), mask) if mask.any() else frames
+            for frames, mask in zip(seen, is_audio, strict=True)
+        )
+
+    def embed_input_ids(
+        self,
+        input_ids: torch.Tensor,
+        multimodal_embeddings: MultiModalEmbeddings | None = None,
+        *,
+        is_multimodal: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Merges embeddings of media in the prompt's order, as they come.
+
+        vLLM recognises interleaved tokens by their ids and would sort the embeddings by modality. It does not
+        with video alone, and at positions of media the ids have no other use.
+        """
+        if is_multimodal is not None and multimodal_embeddings:
+            is_audio = is_multimodal.to(input_ids.device) & (input_ids == self.config.audio_token_id)
+            input_ids = input_ids.masked_fill(is_audio, self.config.video_token_id)
+        embeds: torch.Tensor = super().embed_input_ids(
+            input_ids, multimodal_embeddings, is_multimodal=is_multimodal
+        )
+        return embeds
+
+    def iter_mm_features(
+        self, mm_features: list[MultiModalFeatureSpec]
+    ) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        by_offset = {feature.mm_position.offset: feature.data for feature in mm_features}
+        for offset, modality, data in super().iter_mm_features(mm_features):
+            item = by_offset[offset]
+            if modality == "video" and has_track(item):
+                data |= {
+                    "use_audio_in_video": True,
+                    "audio_feature_length": int(item[NUM_FRAMES].data),
+                    IS_AUDIO: item[IS_AUDIO].data.numpy(),
+                }
+            yield offset, modality, data
+
+    def _compute_interleaved_positions(
+        self, start_idx: int, data: dict[str, Any]
+    ) -> tuple[npt.NDArray[np.int64], int]:
+        """vLLM's would find the order again, of times without their fractions."""
+        is_audio = data[IS_AUDIO]
+        positions = np.empty((3, len(is_audio)), np.int64)
+        positions[:, is_audio] = np.arange(is_audio.sum())
+        of_video = np.indices((data["grid_t"], data["grid_h"], data["grid_w"])).reshape(3, -1)
+        of_video[0] = of_video[0] * data["t_factor"]
+        positions[:, ~is_audio] = of_video
+        return positions + start_idx, len(is_audio)
+
+
+def has_track(video: Mapping[str, Any]) -> bool:
+    """Whether a video, as prepared for vLLM, has an audio track that is heard."""
+    return NUM_FRAMES in video and bool(video[NUM_FRAMES].data)
+
+
+def _interleaved(frames: torch.Tensor, track: torch.Tensor, is_audio: torch.Tensor) -> torch.Tensor:
+    """The embeddings of a video and its track, in the prompt's order. Those of audio are narrower if the
+    frames also go to deeper layers, to which audio adds nothing."""
+    output = frames.new_zeros(len(is_audio), frames.shape[1])
+    for mask, embeddings in ((~is_audio, frames), (is_audio, track)):
+        places = mask.nonzero()[:, 0].to(frames.device)
+        output[:, : embeddings.shape[1]].index_copy_(0, places, embeddings.to(frames.dtype))
+    return output
