@@ -19,9 +19,9 @@ from transformers import (
 
 from omni_server.errors import ConfigError
 from omni_server.model_folder import resolve_model_folder
-from scripts.demo_checkpoint import make_demo_checkpoint
-from scripts.demo_checkpoint.qwen2_5_omni.genuine import GENUINE_SIZES
-from scripts.demo_checkpoint.qwen2_5_omni.sizes import SIZES
+from stages.demo_checkpoint.qwen2_5_omni.genuine import GENUINE_SIZES
+from stages.demo_checkpoint.qwen2_5_omni.sizes import SIZES
+from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen2_5_omni import FAMILY
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_demo_checkpoint"

@@ -20,7 +20,7 @@ from omni_server.types import (
     ToolCall,
     Transcribe,
 )
-from scripts.demo_checkpoint import make_demo_checkpoint
+from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen3_omni import FAMILY
 from stages.qwen3_omni.family import Qwen3OmniModel
 from tests.reference.qwen3_cases import QWEN3_CASES
