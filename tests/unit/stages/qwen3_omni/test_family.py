@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from omni_server.config.load import find_shipped_config, load_stage_config
+from omni_server.config.stages import ArStage
 from omni_server.errors import ConfigError
 from omni_server.types import (
     AudioPart,
@@ -22,12 +23,14 @@ from omni_server.types import (
 )
 from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen3_omni import FAMILY
+from stages.qwen3_omni.code_predictor import CODE_SAMPLING
 from stages.qwen3_omni.family import Qwen3OmniModel
+from stages.runtime.code_sampling import CodeSampling
 from tests.reference.qwen3_cases import QWEN3_CASES
 from tests.reference.qwen3_reference import Qwen3Reference
 
 SPOKEN: frozenset[Output] = frozenset({"text", "audio"})
-CONFIGS = ("qwen3_omni", "qwen3_omni.80gb", "qwen3_omni.demo-cpu")
+CONFIGS = ("qwen3_omni", "qwen3_omni.80gb", "qwen3_omni.2gpu", "qwen3_omni.demo-cpu")
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +160,9 @@ def test_shipped_configs_are_valid(name: str) -> None:
     config = load_stage_config(find_shipped_config(name))
     assert config.model_family == "stages.qwen3_omni:FAMILY"
     assert config.num_codebooks == 16
+    talker = config.stages["talker"]
+    assert isinstance(talker, ArStage)
+    assert CodeSampling(**talker.predictor_sampling.model_dump()) == CODE_SAMPLING
 
 
 def test_only_attention_and_experts_of_the_thinker_are_quantized(checkpoint: Path) -> None:
