@@ -320,7 +320,7 @@ class StageConfig(FrozenModel):
     @property
     def outputs(self) -> frozenset[Output]:
         """What the deployment can answer with."""
-        return frozenset(stage.output for stage in self.pipeline.stages.values() if stage.output is not None)
+        return self.pipeline.outputs
 
     @property
     def carries_state(self) -> bool:

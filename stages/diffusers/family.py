@@ -89,6 +89,9 @@ class DiffusersFamily:
 
         return stage_footprints(read_pipeline_folder(model_dir), config)
 
+    def outputs(self, model_dir: Path) -> frozenset[Output]:
+        return self.pipeline.outputs
+
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
         return None
 

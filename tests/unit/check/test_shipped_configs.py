@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from omni_server.check.default_config import load_for
 from omni_server.check.machine import Gpu
 from omni_server.check.memory import check_cpu_memory, check_gpu_memory
 from omni_server.check.placement import ModelSizes, Quantization, plan
@@ -66,8 +67,9 @@ def gpus(sizes: list[float]) -> list[Gpu]:
     ]
 
 
-def test_every_shipped_config_is_computed_here() -> None:
-    assert shipped_configs().keys() == ON_GPUS.keys() | ON_CPUS.keys()
+def test_every_shipped_config_for_certain_models_is_computed_here() -> None:
+    for_any_pipeline = {"diffusers", "diffusers.demo-cpu"}
+    assert shipped_configs().keys() == ON_GPUS.keys() | ON_CPUS.keys() | for_any_pipeline
 
 
 @pytest.mark.parametrize("name", ON_GPUS)
@@ -126,3 +128,17 @@ def test_qwen3_omni_gets_the_largest_deployment_that_fits(folders: Folders) -> N
     on_two = configs[None, (80.0, 80.0)]
     assert on_two is not None
     assert [stage.devices for stage in on_two.stages.values()] == [(0,), (1,), (1,)]
+
+
+def test_qwen3_omni_without_a_talker_gets_the_thinker_alone(folders: Folders) -> None:
+    """The Thinking and Captioner releases."""
+    folder = folders("30b")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"enable_audio_output": False}))
+    base = load_for(find_shipped_config("qwen3_omni"), load_family("qwen3_omni").outputs(folder))
+    model = ModelSizes("30b", footprints_of(base, folder), StoredWeights())
+
+    chosen = plan(gpus([80.0]), base, model, None)
+
+    assert (list(chosen.stages), chosen.edges) == (["thinker"], ())
+    assert (chosen.stages["thinker"].max_model_len, chosen.stages["thinker"].max_num_seqs) == TUNED

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from omni_server.check.default_config import resolve_deployment
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stages import ArStage
 from omni_server.errors import ConfigError
@@ -113,9 +114,12 @@ def test_a_checkpoint_without_a_talker_writes_only(changed: Path) -> None:
     model = FAMILY.open(changed)
     assert (model.voices, model.default_voice, model.codec, model.row_width) == ((), None, None, 0)
     assert set(model.stop_ids) == {"thinker"}
-    config = load_stage_config(find_shipped_config("qwen3_omni.demo-cpu"))
-    with pytest.raises(ConfigError, match=r"no talker \(enable_audio_output.*thinker alone"):
-        FAMILY.footprints(changed, config)
+    assert FAMILY.outputs(changed) == {"text"}
+    _, config = resolve_deployment(str(changed), None, use_cpu=True, needs_weights=False)
+    assert (list(config.stages), config.edges) == (["thinker"], ())
+    message = "text only and has no talker or code2wav: use a stage config with the thinker alone, or none"
+    with pytest.raises(ConfigError, match=message):
+        resolve_deployment(str(changed), "qwen3_omni.demo-cpu", needs_weights=False)
 
 
 def test_another_number_of_codebooks_is_refused(changed: Path) -> None:
