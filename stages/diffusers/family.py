@@ -108,6 +108,7 @@ class DiffusersModel:
     default_voice: str | None = None
     stop_ids: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     placeholder_ids: PlaceholderIds | None = None
+    hears_videos = False
     codec: CodecLayout | None = None
     row_width = 0
     extra_rows_per_request = 0
