@@ -315,6 +315,11 @@ class ModelFamily(Protocol):
         """
         ...
 
+    def outputs(self, model_dir: Path) -> frozenset[Output]:
+        """Returns the outputs of the pipeline that the checkpoint has weights for. Without a stage config, only
+        their stages are deployed. Raises `ConfigError` if config.json lacks the data."""
+        ...
+
     def open(self, model_dir: Path) -> FamilyModel:
         """Read what the server process needs, without weights. Raises `ConfigError` for an unsuitable
         folder."""
@@ -337,6 +342,19 @@ def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
         raise
     except Exception as error:  # transformers raises all kinds of them for damaged files
         raise ConfigError(f"{folder}: the server cannot open it: {type(error).__name__}: {error}") from error
+
+
+def check_outputs(config: StageConfig, family: ModelFamily, folder: Path) -> None:
+    """Raises `ConfigError` if `config` has stages of an output that the checkpoint has no weights for."""
+    present = family.outputs(folder)
+    if missing := config.outputs - present:
+        stages = {name for output in missing for name in config.stages_for((output,))}
+        kept = config.stages_for(present)
+        raise ConfigError(
+            f"{folder}: the checkpoint answers in {' and '.join(sorted(present))} only and has no "
+            f"{' or '.join(name for name in config.stages if name in stages and name not in kept)}: use a stage "
+            f"config with the {' and '.join(kept)} alone, or none"
+        )
 
 
 def servable_architectures() -> tuple[str, ...]:

@@ -1,5 +1,5 @@
 """Resolves MODEL, a local folder or Hugging Face hub id, to a folder with a complete omni checkpoint. Also
-lists the demo models and reads a checkpoint's `about.json`.
+reads a checkpoint's `about.json`.
 
 The hub client itself reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
 """
@@ -7,8 +7,6 @@ The hub client itself reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
 import json
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
@@ -40,21 +38,6 @@ _PIPELINE_WEIGHTS = ["*/*.safetensors"]
 PIPELINE_INDEX = "model_index.json"
 PIPELINE_ARCHITECTURE = "DiffusionPipeline"
 """The architecture of every folder with a `PIPELINE_INDEX`: the base class of all of Diffusers' pipelines."""
-
-
-@dataclass(frozen=True)
-class Demo:
-    package: str
-    folder: str
-    """The checkpoint, below the package."""
-    served_name: str
-
-    def path(self) -> Path:
-        return Path(str(files(self.package))) / self.folder
-
-
-DEMOS = {"speaking": Demo("stages.qwen2_5_omni", "speaking_demo", "speaking-demo")}
-DEFAULT_DEMO = "speaking"
 
 
 class HubUnreachableError(ConfigError):

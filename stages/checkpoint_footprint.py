@@ -46,11 +46,14 @@ def read_config(model_dir: Path, kind: type[ConfigT]) -> ConfigT:
 def quantizable(
     config: PreTrainedConfig, weights: frozenset[str], fp8_engine_args: Mapping[str, object]
 ) -> Quantizable:
-    """`weights` can be quantized to FP8 during loading; a published checkpoint may store them in AWQ or GPTQ."""
+    """`weights` can be quantized to FP8 during loading; a published checkpoint may store them in FP8, AWQ or
+    GPTQ."""
     stored: dict[str, object] | None = config.to_dict().get("quantization_config")
     if stored is None:
         return Quantizable(weights, None, 16, fp8_engine_args)
     method = str(stored.get("quant_method"))
+    if method == "fp8":
+        return Quantizable(weights, method, 8, fp8_engine_args)  # and a scale for each of many weights
     bits, group = stored.get("bits"), stored.get("group_size")
     if method not in ("awq", "gptq") or not isinstance(bits, int) or not isinstance(group, int):
         return Quantizable(weights, method, 16, fp8_engine_args)  # unknown: assume 16 bits

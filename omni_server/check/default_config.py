@@ -1,8 +1,9 @@
 """Resolves the checkpoint and the stage config of a command: the named config, or else one that is planned
 for this machine's GPUs or CPU."""
 
+import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from omni_server.check.machine import (
@@ -17,8 +18,16 @@ from omni_server.config.load import find_shipped_config, find_stage_config, load
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
-from omni_server.family import DefaultConfigs, ModelFamily, family_of, load_family, servable_architectures
+from omni_server.family import (
+    DefaultConfigs,
+    ModelFamily,
+    check_outputs,
+    family_of,
+    load_family,
+    servable_architectures,
+)
 from omni_server.model_folder import architectures_of, has_gpu, resolve_model_folder
+from omni_server.types import Output
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +56,19 @@ def base_config_path(defaults: DefaultConfigs, *, on_gpu: bool) -> Path:
     return find_shipped_config(defaults.gpu if on_gpu else defaults.cpu or defaults.demo)
 
 
+def load_for(path: Path, outputs: Collection[Output]) -> StageConfig:
+    """A shipped config without the stages that only other outputs than `outputs` need: a checkpoint without a
+    talker is served with the thinker alone."""
+    config = load_stage_config(path)
+    if config.outputs <= set(outputs):
+        return config
+    kept = config.stages_for(outputs)
+    document = config.model_dump(by_alias=True)
+    document["stages"] = {name: stage for name, stage in document["stages"].items() if name in kept}
+    document["edges"] = [edge for edge in document["edges"] if edge["from"] in kept and edge["to"] in kept]
+    return StageConfig.model_validate(document)
+
+
 def resolve_deployment(
     model: str,
     stage_config: str | Path | StageConfig | None,
@@ -60,8 +82,8 @@ def resolve_deployment(
     """Returns the checkpoint's folder, downloaded if necessary, and the config. `stage_config` may be a file
     or the name of a shipped config; None makes one for `model` and this machine.
 
-    Raises `ConfigError` for an invalid config, or one that this machine cannot run, before downloading
-    weights.
+    Raises `ConfigError` for an invalid config, or one that this machine or this checkpoint cannot run, before
+    downloading weights.
     """
     if stage_config is None:
         folder = resolve_model_folder(
@@ -90,14 +112,12 @@ def resolve_deployment(
             )
     if config.platform == "cpu":
         refuse_cuda_build_without_gpu()
-    folder = resolve_model_folder(
-        model,
-        architectures=load_family(config.model_family).architectures,
-        revision=revision,
-        needs_weights=needs_weights,
-        on_progress=on_progress,
+    family = load_family(config.model_family)
+    find_folder = functools.partial(
+        resolve_model_folder, model, architectures=family.architectures, revision=revision
     )
-    return folder, config
+    check_outputs(config, family, find_folder(needs_weights=False, on_progress=on_progress))
+    return find_folder(needs_weights=needs_weights), config
 
 
 def default_stage_config(
@@ -109,7 +129,7 @@ def default_stage_config(
     """
     on_gpu = has_gpu() and not use_cpu
     family, defaults = family_and_defaults(folder, name)
-    base = load_stage_config(base_config_path(defaults, on_gpu=on_gpu))
+    base = load_for(base_config_path(defaults, on_gpu=on_gpu), family.outputs(folder))
     set_engine_environment(base)  # the family's imports read it
     footprints = family.footprints(folder, base)
     model = ModelSizes(name, footprints, read_weights(folder))
@@ -142,7 +162,7 @@ def chosen_config(
     if quantization is not None:
         raise ConfigError(f"--quantization {quantization} needs an NVIDIA GPU")
     if model.num_parameters <= LARGEST_DEMO:
-        return load_stage_config(find_shipped_config(defaults.demo))
+        return load_for(find_shipped_config(defaults.demo), base.outputs)
     name = f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters)"
     if defaults.cpu is None:
         raise ConfigError(f"{name} needs an NVIDIA GPU: it is too slow on a processor")

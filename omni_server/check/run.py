@@ -7,7 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_server.check.default_config import base_config_path, chosen_config, family_and_defaults
+from omni_server.check.default_config import (
+    base_config_path,
+    chosen_config,
+    family_and_defaults,
+    load_for,
+)
 from omni_server.check.files import small_file_problems, weight_problems
 from omni_server.check.machine import (
     Gpu,
@@ -30,6 +35,7 @@ from omni_server.family import (
     DefaultConfigs,
     FamilyModel,
     StageFootprint,
+    check_outputs,
     load_family,
     open_model,
     servable_architectures,
@@ -83,7 +89,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         if given is None:
             family, defaults = family_and_defaults(folder, options.model)
             path = base_config_path(defaults, on_gpu=on_gpu)
-            config = load_stage_config(path)
+            config = load_for(path, family.outputs(folder))
             report.stage_config = str(path)
         else:
             family, config = load_family(given.model_family), given
@@ -103,6 +109,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
             report.dtype = model.dtype_name()
     footprints: dict[str, StageFootprint] = {}
     with report.noting("files"):
+        check_outputs(config, family, folder)
         footprints = family.footprints(folder, config)
     stored = StoredWeights()
     if options.load_format != "dummy":

@@ -3,12 +3,13 @@
 import argparse
 import re
 import sys
+from functools import partial
 
 from omni_server.api.config import ApiConfig
+from omni_server.cli.model_flags import add_model_flags, model_or_demo, refuse_two_models
 from omni_server.cli.placement_flags import add_placement_flags, add_quantization_flag, refuse_contradictions
 from omni_server.command_line import options_of, port
 from omni_server.config.load import find_stage_config
-from omni_server.model_folder import EXAMPLE_MODEL
 
 _DEFAULTS = ApiConfig()
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -26,7 +27,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
         "Exit code: 0 if it fits (perhaps with warnings), 2 if not, 1 if that is not known because the hub "
         "cannot be reached."
     )
-    parser.add_argument("model", metavar="MODEL", help=f"local folder or hub id, such as {EXAMPLE_MODEL}")
+    add_model_flags(parser)
     add_placement_flags(parser)
     add_quantization_flag(parser)
     parser.add_argument(
@@ -47,17 +48,19 @@ def fill(parser: argparse.ArgumentParser) -> None:
         "--port", type=port, default=_DEFAULTS.port, help="port to listen on (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
-    parser.set_defaults(run=_check)
+    parser.set_defaults(run=lambda options: _check(parser, options))
 
 
-def _check(options: argparse.Namespace) -> int:
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    refuse_two_models(parser, options)
     from omni_server.check.report import as_json, as_text
     from omni_server.check.run import CheckOptions, check
 
     refuse_contradictions(options.stage_config, options.quantization)
     path = None if options.stage_config is None else find_stage_config(options.stage_config)
-    wanted = options_of(CheckOptions, options, stage_config=path)
-    report = check(wanted, on_progress=lambda line: print(line, file=sys.stderr))
+    on_progress = partial(print, file=sys.stderr)
+    model = model_or_demo(options.model, options.demo, on_progress)
+    report = check(options_of(CheckOptions, options, model=model, stage_config=path), on_progress)
     print(as_json(report) if options.json else as_text(report))
     return EXIT_CODES[report.fits]
 

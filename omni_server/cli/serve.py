@@ -15,6 +15,7 @@ from omni_server.api.access import is_loopback
 from omni_server.api.listener import check_address
 from omni_server.audio.formats import AUDIO_FORMATS
 from omni_server.check.default_config import resolve_deployment
+from omni_server.cli.model_flags import model_or_demo
 from omni_server.cli.placement_flags import refuse_contradictions
 from omni_server.cli.process import (
     Printer,
@@ -72,7 +73,7 @@ def serve(options: ServeOptions) -> int:
     )
     refuse_contradictions(options.stage_config, options.quantization)
     model_dir, config = resolve_deployment(
-        options.model,
+        model_or_demo(options.model, options.demo, on_progress),
         options.stage_config,
         use_cpu=options.use_cpu,
         quantization=options.quantization,
@@ -176,6 +177,8 @@ def ready_message(address: str, model: ModelInfo) -> str:
         lines.append(f"  Formats  {', '.join(AUDIO_FORMATS)}")
     else:
         lines.append("  Voices   none: this deployment answers in text only")
+    if model.about is not None and model.about.notice is not None:
+        lines.append(f"  Note     {model.about.notice}")
     lines += ["", "Try it:", "", curl_example(address, model), ""]
     if _socket_path(address) is None and not model.image_sizes:
         lines += [f"Or talk to it: {program()} chat --url {address}", ""]

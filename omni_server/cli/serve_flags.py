@@ -12,12 +12,13 @@ from pydantic import TypeAdapter, ValidationError
 from omni_server.api.access import read_key_file
 from omni_server.api.config import ApiConfig, CorsRules, TlsFiles
 from omni_server.check.placement import Quantization
+from omni_server.cli.model_flags import add_model_flags, refuse_two_models
 from omni_server.cli.placement_flags import add_placement_flags, add_quantization_flag
 from omni_server.command_line import count, options_of, port, positive_count, seconds, seconds_or_zero, size
+from omni_server.demos import DEFAULT_DEMO, DEMOS
 from omni_server.errors import ConfigError
 from omni_server.log_format import LOG_FORMATS, LogFormat
 from omni_server.media.limits import MediaLimits
-from omni_server.model_folder import DEFAULT_DEMO, DEMOS, EXAMPLE_MODEL
 
 KEY_VARIABLES = ("OMNI_SERVER_API_KEY", "VLLM_API_KEY")
 """Read in this order; the second is vLLM's. An empty variable counts as unset."""
@@ -93,7 +94,10 @@ _REALTIME_LIMITS: Limits = {
 class ServeOptions:
     """The parsed and checked command line."""
 
-    model: str
+    model: str | None
+    """None serves `demo`."""
+    demo: str
+    """A key of `DEMOS`."""
     stage_config: str | None
     use_cpu: bool
     quantization: Quantization | None
@@ -145,37 +149,24 @@ def serve_options(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     """Exits with code 2, or raises `ConfigError`, if flags contradict each other."""
     if options.model is not None and options.model_flag is not None:
         parser.error("MODEL is given twice: as an argument and with --model")
-    model = options.model if options.model is not None else options.model_flag
-    if model == "":
-        parser.error("MODEL is empty")
-    if model is not None and options.demo is not None:
-        parser.error("MODEL and --demo contradict each other: give one of them")
-    if model is None and options.revision is not None:
-        parser.error("--revision needs a MODEL")
-    demo = DEMOS[options.demo or DEFAULT_DEMO]
+    if options.model is None:
+        options.model = options.model_flag
+    refuse_two_models(parser, options)
+    demo = options.demo or DEFAULT_DEMO
     return options_of(
         ServeOptions,
         options,
-        model=model or str(demo.path()),
-        served_model_names=tuple(options.served_model_name or (model or demo.served_name,)),
+        demo=demo,
+        served_model_names=tuple(options.served_model_name or (options.model or DEMOS[demo].served_name,)),
         log_level=options.server_log_level,
         api=_api_config(options),
     )
 
 
 def _add_model_flags(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument(
-        "model",
-        metavar="MODEL",
-        nargs="?",
-        help=f"local folder or hub id, such as {EXAMPLE_MODEL} (default: the demo model that comes with the "
-        "package)",
-    )
+    add_model_flags(group)
     group.add_argument(
         "--model", metavar="MODEL", dest="model_flag", help="MODEL as a flag, as vLLM's images pass it"
-    )
-    group.add_argument(
-        "--demo", choices=tuple(DEMOS), help=f"demo model to serve instead of MODEL (default: {DEFAULT_DEMO})"
     )
     add_placement_flags(group)
     add_quantization_flag(group)
@@ -184,7 +175,7 @@ def _add_model_flags(group: "argparse._ArgumentGroup") -> None:
         metavar="NAME",
         nargs="+",
         help="names that requests may use as `model`; responses report the first (default: MODEL, or "
-        "speaking-demo for the demo model)",
+        f"{' and '.join(demo.served_name for demo in DEMOS.values())} for the demo models)",
     )
     group.add_argument(
         "--load-format",

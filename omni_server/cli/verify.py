@@ -6,10 +6,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from omni_server.cli.model_flags import add_model_flags, model_or_demo, refuse_two_models
 from omni_server.cli.placement_flags import add_placement_flags
 from omni_server.cli.process import complain, progress_printer
 from omni_server.command_line import options_of, seconds
-from omni_server.model_folder import EXAMPLE_MODEL
 
 DEFAULT_TIMEOUT_S = 1800.0
 EXIT_CODES = {True: 0, False: 1}
@@ -29,7 +29,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
         "model that does not start or has no reference, 130 after Ctrl-C. docs/verify.md says how it "
         "compares."
     )
-    parser.add_argument("model", metavar="MODEL", help=f"local folder or hub id, such as {EXAMPLE_MODEL}")
+    add_model_flags(parser)
     add_placement_flags(parser)
     parser.add_argument(
         "--report",
@@ -51,17 +51,19 @@ def fill(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_TIMEOUT_S,
         help="longest wait for one answer, of either side (default: %(default)g)",
     )
-    parser.set_defaults(run=_verify)
+    parser.set_defaults(run=lambda options: _verify(parser, options))
 
 
-def _verify(options: argparse.Namespace) -> int:
+def _verify(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    refuse_two_models(parser, options)
     from omni_server.verify.report import ReportFile, as_markdown, as_table  # numpy and torch: not for --help
     from omni_server.verify.run import VerifyOptions, verify
 
+    on_progress = progress_printer(partial(print, file=sys.stderr, flush=True))
+    options.model = model_or_demo(options.model, options.demo, on_progress)
     file = ReportFile(options.report, options.model)
     # SIGTERM ends the engines, too.
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    on_progress = progress_printer(partial(print, file=sys.stderr, flush=True))
     report = verify(options_of(VerifyOptions, options), on_progress)
     print(as_table(report))
     try:

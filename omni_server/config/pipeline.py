@@ -209,6 +209,11 @@ class Pipeline:
         """The stage that gets the prompt."""
         return next(name for name in self.stages if self.edge_into(name) is None)
 
+    @property
+    def outputs(self) -> frozenset[Output]:
+        """What the stages can answer with."""
+        return frozenset(stage.output for stage in self.stages.values() if stage.output is not None)
+
     def edge_into(self, stage: str) -> EdgeSpec | None:
         """None for the entry."""
         return next((edge for edge in self.edges if edge.target == stage), None)

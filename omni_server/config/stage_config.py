@@ -22,7 +22,7 @@ from omni_server.config.pipeline import (
     TokenFrames,
     find_family,
 )
-from omni_server.config.stages import ArStage, DiffusionStage, Stage
+from omni_server.config.stages import ArStage, DiffusionStage, PredictorSampling, Stage
 from omni_server.types import Output
 
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -153,7 +153,22 @@ class StageConfig(FrozenModel):
                     "add it, or remove this one"
                 )
         self._check_edges()
+        self._check_predictor_sampling()
         return self
+
+    def _check_predictor_sampling(self) -> None:
+        speech = self.speech_edge
+        predicting = speech.source if speech is not None and self.frames.num_predicted else None
+        for name, stage in self.stages.items():
+            if (
+                name != predicting
+                and isinstance(stage, ArStage)
+                and stage.predictor_sampling != PredictorSampling()
+            ):
+                raise ValueError(
+                    f"stages.{name}.predictor_sampling must go: the {stage.model_stage} of {self.model_family} "
+                    "predicts no codes"
+                )
 
     def _check_edges(self) -> None:
         for number, edge in enumerate(self.edges):
@@ -305,7 +320,7 @@ class StageConfig(FrozenModel):
     @property
     def outputs(self) -> frozenset[Output]:
         """What the deployment can answer with."""
-        return frozenset(stage.output for stage in self.pipeline.stages.values() if stage.output is not None)
+        return self.pipeline.outputs
 
     @property
     def carries_state(self) -> bool:

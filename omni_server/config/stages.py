@@ -48,6 +48,18 @@ class SamplingDefaults(FrozenModel):
     """Continue to `max_tokens` even if the model ends its answer. For measurements."""
 
 
+class PredictorSampling(FrozenModel):
+    """How predicted codes are sampled, for requests whose sampled tokens are not greedy. Unset fields keep the
+    model's own value."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """0 is greedy; higher values sample less likely codes more often."""
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    """Sample from this many of the most likely codes; 0 is all. More than 128, or all, is slower on a GPU."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Sample from the most likely of these codes whose probabilities add up to this."""
+
+
 class CommonStage(FrozenModel):
     """The fields of every stage."""
 
@@ -95,6 +107,9 @@ class ArStage(CommonStage):
     """Ranks that split the layers. Must be 1 for a stage that sends or receives embeddings."""
     default_sampling: SamplingDefaults = SamplingDefaults()
     """Sampling parameters, used unless the request sets them."""
+    predictor_sampling: PredictorSampling = PredictorSampling()
+    """How the codes that the model adds to each sampled token are sampled. Only for a stage that predicts
+    codes, such as Qwen3-Omni's talker."""
     step_interval_per_stream_ms: Annotated[float, Field(ge=0, le=2)] = 0
     """Shortest time from step to step, per active stream (`max_num_seqs` streams at most), while a
     `diffusion` stage on the same GPU is busy. The total is 18 ms at most. Ignored on CPU."""

@@ -32,7 +32,12 @@ from omni_server.engine.queue_layout import queue_layout
 from omni_server.engine.start_progress import StartProgress
 from omni_server.family import FamilyModel, ModelFamily
 from omni_server.protocol.local_socket import new_socket_name
-from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig, StepThrottleSpec
+from omni_server.protocol.runtime_config import (
+    PredictorSamplingSpec,
+    QueueSpec,
+    StageRuntimeConfig,
+    StepThrottleSpec,
+)
 from omni_server.transport.block_ledger import BlockLedger
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path, sweep_dead_queues
 
@@ -209,6 +214,7 @@ class EngineBuilder:
             decoding_kernels=not vllm_envs.VLLM_BATCH_INVARIANT,
             step_throttle=self._throttles.get(name),
             num_predicted=0 if speech is None or speech.source != name else self.config.frames.num_predicted,
+            predictor_sampling=PredictorSamplingSpec(**stage.predictor_sampling.model_dump()),
         )
         arguments = ar_engine_args(
             self.model_dir,

@@ -36,6 +36,14 @@ class StepThrottleSpec(msgspec.Struct, frozen=True):
     """More streams than this do not lengthen the interval."""
 
 
+class PredictorSamplingSpec(msgspec.Struct, frozen=True):
+    """Settings in place of the model's own (`stages.runtime.code_sampling.CodeSampling`); None keeps one."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+
 class StageRuntimeConfig(msgspec.Struct, frozen=True):
     """Satisfies vLLM's `SupportsHash`. The hash covers the stage's role and omits the queues' paths and the
     sockets, which differ at each start and must not invalidate the compile cache."""
@@ -57,6 +65,8 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     """None: the stage runs its steps as fast as it can."""
     num_predicted: int = 0
     """Codes that the model predicts for each sampled token (`TokenFrames.num_predicted`)."""
+    predictor_sampling: PredictorSamplingSpec = PredictorSamplingSpec()
+    """How these codes are sampled."""
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""

@@ -13,7 +13,13 @@ from omni_server.config.chunk_plan import BusyChunks, ChunkPlan, PacingConfig
 from omni_server.config.frozen_model import FrozenModel
 from omni_server.config.pipeline import Pipeline
 from omni_server.config.stage_config import Edge, QueueConfig, StageConfig, SupervisionConfig
-from omni_server.config.stages import ArStage, CommonStage, DiffusionStage, SamplingDefaults
+from omni_server.config.stages import (
+    ArStage,
+    CommonStage,
+    DiffusionStage,
+    PredictorSampling,
+    SamplingDefaults,
+)
 from omni_server.errors import ConfigError
 
 Schema = dict[str, JsonValue]
@@ -21,8 +27,8 @@ Schema = dict[str, JsonValue]
 MODELS: dict[str, type[BaseModel]] = {
     model.__name__: model
     for model in (
-        StageConfig, CommonStage, ArStage, SamplingDefaults, DiffusionStage, Edge, QueueConfig, ChunkPlan, BusyChunks,
-        PacingConfig, SupervisionConfig,
+        StageConfig, CommonStage, ArStage, SamplingDefaults, PredictorSampling, DiffusionStage, Edge, QueueConfig,
+        ChunkPlan, BusyChunks, PacingConfig, SupervisionConfig,
     )
 }  # fmt: skip
 """Every kind of mapping in the stage config of any family, by name."""

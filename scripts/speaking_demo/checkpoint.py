@@ -12,7 +12,11 @@ from transformers import (
     Qwen2_5OmniTalkerForConditionalGeneration,
 )
 
-from scripts.demo_checkpoint.qwen2_5_omni.config import (
+from scripts.speaking_demo import codes, dit, talker, thinker, vocabulary
+from scripts.speaking_demo.rows import WIDTH
+from scripts.speaking_demo.tokenizer import plain_vocabulary
+from scripts.speaking_demo.voice import SPEAKERS
+from stages.demo_checkpoint.qwen2_5_omni.config import (
     CODEC_END,
     CODEC_PAD,
     CODEC_START,
@@ -20,7 +24,7 @@ from scripts.demo_checkpoint.qwen2_5_omni.config import (
     demo_model_config,
     write_configs,
 )
-from scripts.demo_checkpoint.qwen2_5_omni.sizes import (
+from stages.demo_checkpoint.qwen2_5_omni.sizes import (
     AudioSize,
     DemoSize,
     DiTSize,
@@ -28,12 +32,8 @@ from scripts.demo_checkpoint.qwen2_5_omni.sizes import (
     VisionSize,
     VocoderSize,
 )
-from scripts.demo_checkpoint.qwen2_5_omni.tokens import TokenIds, write_word_tokenizer
-from scripts.demo_checkpoint.qwen2_5_omni.weights import fill
-from scripts.speaking_demo import codes, dit, talker, thinker, vocabulary
-from scripts.speaking_demo.rows import WIDTH
-from scripts.speaking_demo.tokenizer import plain_vocabulary
-from scripts.speaking_demo.voice import SPEAKERS
+from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds, write_word_tokenizer
+from stages.demo_checkpoint.qwen2_5_omni.weights import fill
 
 NAME = "speaking-demo"
 _MROPE = (8, 12, 12)

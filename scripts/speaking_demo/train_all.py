@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig
 
-from scripts.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
 from scripts.speaking_demo import checkpoint, codes, snake, training, vocabulary
 from scripts.speaking_demo.training import Report, Schedule
+from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
 
 PARTS = ("talker", "vocoder", "dit", "thinker")
 """The longest first: on a CPU two run at a time."""

@@ -89,6 +89,9 @@ class DiffusersFamily:
 
         return stage_footprints(read_pipeline_folder(model_dir), config)
 
+    def outputs(self, model_dir: Path) -> frozenset[Output]:
+        return self.pipeline.outputs
+
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
         return None
 
@@ -105,6 +108,7 @@ class DiffusersModel:
     default_voice: str | None = None
     stop_ids: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     placeholder_ids: PlaceholderIds | None = None
+    hears_videos = False
     codec: CodecLayout | None = None
     row_width = 0
     extra_rows_per_request = 0

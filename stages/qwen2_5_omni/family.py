@@ -78,6 +78,9 @@ class Qwen25OmniFamily:
 
         return stage_footprints(model_dir, config)
 
+    def outputs(self, model_dir: Path) -> frozenset[Output]:
+        return self.pipeline.outputs  # every release has a talker
+
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
         # A late import: the server process does not need this before it starts the engines.
         from stages.qwen2_5_omni.hf_overrides import OVERRIDES

@@ -16,8 +16,9 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
 from stages.runtime.code_sampling import Choose, CodeSampling
 
 CODE_SAMPLING = CodeSampling(temperature=1.0, top_k=50, top_p=0.8)
-"""Literals in `Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation`; the temperature is
-the default of `generate`."""
+"""Unless the stage config says otherwise. Literals in
+`Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation`; the temperature is the default of
+`generate`."""
 
 
 class CodePredictor(nn.Module):

@@ -85,6 +85,10 @@ class Qwen3OmniFamily:
 
         return stage_footprints(model_dir, config)
 
+    def outputs(self, model_dir: Path) -> frozenset[Output]:
+        has_talker = read_special_ids(model_dir).speech is not None
+        return self.pipeline.outputs if has_talker else frozenset({"text"})
+
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
         # A late import: the server process does not need this before it starts the engines.
         from stages.qwen3_omni.hf_overrides import code2wav_config, talker_config, thinker_config

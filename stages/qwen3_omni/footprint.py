@@ -8,7 +8,6 @@ from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneratio
 
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
-from omni_server.errors import ConfigError
 from omni_server.family import KvLayout, Quantizable, StageFootprint
 from stages.checkpoint_footprint import config_errors, quantizable, read_config
 from stages.published_experts import published_tensors
@@ -53,11 +52,6 @@ def _footprint(
         for key, shape in all_shapes.items()
         if (is_thinker if key.startswith(_HIDDEN_PROJECTION) else key.startswith(prefix))
     }
-    if not shapes:
-        raise ConfigError(
-            f"the checkpoint has no {stage.model_stage} (enable_audio_output in config.json): use a stage "
-            "config with the thinker alone"
-        )
     if isinstance(stage, Code2WavStage):
         return _code2wav(whole, config, stage, shapes)
     decoder = whole.thinker_config.text_config if is_thinker else whole.talker_config.text_config

@@ -68,8 +68,10 @@ class RowRunnerMixin(VllmRunner):
             if get_tensor_model_parallel_rank() == 0:
                 self.row_emitter = RowEmitter(producer, config.output_queue, self.device)
         if config.num_predicted:
+            predictor = frame_predictor(self.get_model(), config.num_predicted)
+            predictor.code_sampling = predictor.code_sampling.changed(config.predictor_sampling)
             self.code_history = CodeHistory(
-                frame_predictor(self.get_model(), config.num_predicted),
+                predictor,
                 max_num_seqs=self.vllm_config.scheduler_config.max_num_seqs,
                 max_model_len=self.vllm_config.model_config.max_model_len,
                 device=self.device,

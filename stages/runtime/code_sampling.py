@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from omni_server.protocol.runtime_config import PredictorSamplingSpec
+
 Choose = Callable[[torch.Tensor, int], torch.Tensor]
 """Takes the logits `[n, vocabulary]` of a predicted codebook and its index, and returns ids int64 `[n]`."""
 
@@ -19,8 +21,18 @@ class CodeSampling:
     """How a model's predicted codes are sampled, for requests that are not greedy."""
 
     temperature: float
+    """0 is greedy."""
     top_k: int
+    """0 is all."""
     top_p: float
+
+    def changed(self, spec: PredictorSamplingSpec) -> "CodeSampling":
+        """With the settings of a stage config, as far as there are any."""
+        return CodeSampling(
+            self.temperature if spec.temperature is None else spec.temperature,
+            self.top_k if spec.top_k is None else spec.top_k,
+            self.top_p if spec.top_p is None else spec.top_p,
+        )
 
 
 class Draws(NamedTuple):
@@ -34,8 +46,13 @@ class Draws(NamedTuple):
     """0 or 1."""
 
 
+def most_likely(logits: torch.Tensor, codebook: int) -> torch.Tensor:
+    """A `Choose` for greedy codes, on any device."""
+    return logits.argmax(-1)
+
+
 class CodeChooser:
-    """A `Choose` for one step, on any device."""
+    """A `Choose` for one step, on any device. The temperature of `sampling` is not 0."""
 
     def __init__(self, sampling: CodeSampling, draws: Draws) -> None:
         self._sampling = sampling
@@ -43,15 +60,16 @@ class CodeChooser:
         self._state = noise_state(draws.seeds, draws.positions)
 
     def __call__(self, logits: torch.Tensor, codebook: int) -> torch.Tensor:
+        vocabulary = logits.shape[-1]
         scores, ids = (logits.float() / self._sampling.temperature).topk(
-            min(self._sampling.top_k, logits.shape[-1]), dim=-1
+            min(self._sampling.top_k or vocabulary, vocabulary), dim=-1
         )
         # As `TopPLogitsWarper` in transformers: drops ids above which there is probability `top_p` or more.
         shares = scores.softmax(-1)
         scores = scores.masked_fill(shares.cumsum(-1) - shares >= self._sampling.top_p, float("-inf"))
         noise = gumbel_noise(self._state, codebook, ids)
         sampled = ids.gather(-1, (scores + noise).argmax(-1, keepdim=True)).squeeze(-1)
-        return torch.where(self._is_greedy, logits.argmax(-1), sampled)
+        return torch.where(self._is_greedy, most_likely(logits, codebook), sampled)
 
 
 def noise_state(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

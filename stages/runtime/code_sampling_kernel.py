@@ -93,7 +93,7 @@ _launch = CachedLaunch(_choose_kernel)
 
 
 class CodeKernel:
-    """A `Choose` for one step, as `code_sampling.CodeChooser`, for top-k up to `MAX_TOP_K`."""
+    """A `Choose` for one step, as `code_sampling.CodeChooser`, for top-k from 1 to `MAX_TOP_K`."""
 
     def __init__(self, sampling: CodeSampling, draws: Draws) -> None:
         self._sampling = sampling

@@ -16,7 +16,7 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from stages.runtime.code_sampling import Choose, CodeChooser, CodeSampling, Draws
+from stages.runtime.code_sampling import Choose, CodeChooser, CodeSampling, Draws, most_likely
 from stages.runtime.stage_step import StepBatch
 
 
@@ -31,6 +31,7 @@ class FramePredictor(Protocol):
     num_predicted: int
     """Codes added to each sampled token."""
     code_sampling: CodeSampling
+    """The model's own; a stage config may change it (`predictor_sampling`)."""
 
     def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
         """Codes int64 `[n, num_predicted]` for `sampled` `[n]`, from the hidden states `[n, width]` that the
@@ -52,10 +53,12 @@ codes. Returns the codes, int16 `[n, num_predicted]`; no later call changes them
 
 def _chooser(sampling: CodeSampling, draws: Draws) -> Choose:
     """A `Choose` for one step on the device of `draws`."""
+    if sampling.temperature == 0:
+        return most_likely
     if draws.seeds.is_cuda:  # other devices may lack Triton
         from stages.runtime.code_sampling_kernel import MAX_TOP_K, CodeKernel
 
-        if sampling.top_k <= MAX_TOP_K:
+        if 0 < sampling.top_k <= MAX_TOP_K:
             return CodeKernel(sampling, draws)
     return CodeChooser(sampling, draws)
 

@@ -7,7 +7,7 @@ import httpx2
 import pytest
 from PIL import Image
 
-from scripts.demo_checkpoint import make_demo_checkpoint
+from stages.demo_checkpoint.write import make_demo_checkpoint
 from tests.browser.browser import MEDIA, Browser, WebPage
 from tests.integration.server_process import MODEL, ServerProcess
 

@@ -7,10 +7,10 @@ import httpx2
 import openai
 import pytest
 
-from scripts.demo_checkpoint import make_demo_checkpoint
+from stages.demo_checkpoint.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.server_process import ServerProcess
-from tests.omni_families import QWEN2_5_OMNI, QWEN3_OMNI, OmniFamily
+from tests.omni_families import QWEN2_5_OMNI, OmniFamily
 from tests.reference.reference import Reference
 from tests.unit.api.collector import Collector
 
@@ -65,22 +65,27 @@ def collector() -> Iterator[Collector]:
 
 
 class SharedServers:
-    """One server for each family, started when the first test needs it."""
+    """One server for each family, started when the first test needs it. Qwen3-Omni's serves the demo model, as
+    users start it."""
 
     def __init__(self, request: pytest.FixtureRequest, folder: Path) -> None:
         self._request = request
         self._folder = folder
         self._started: dict[str, ServerProcess] = {}
+        self.demo_environment = {"XDG_CACHE_HOME": str(folder / "cache")}
 
     def of(self, family: OmniFamily) -> ServerProcess:
         if family.name not in self._started:
-            flags: tuple[str, ...] = ()
-            checkpoint = self._request.getfixturevalue(CHECKPOINTS[family.name])
+            log = self._folder / f"{family.name}.txt"
             if family is QWEN2_5_OMNI:
-                flags = ("--otlp-traces-endpoint", self._request.getfixturevalue("collector").url)
-            self._started[family.name] = ServerProcess(
-                checkpoint, self._folder / f"{family.name}.txt", *flags, stage_config=family.stage_config
-            )
+                checkpoint, collector = map(self._request.getfixturevalue, ("checkpoint", "collector"))
+                server = ServerProcess(checkpoint, log, "--otlp-traces-endpoint", collector.url)
+            else:
+                flags = ("--demo", family.name, "--cpu")
+                server = ServerProcess(
+                    None, log, *flags, stage_config=None, environment=self.demo_environment
+                )
+            self._started[family.name] = server
         return self._started[family.name]
 
     def close(self) -> None:
@@ -91,10 +96,6 @@ class SharedServers:
             server.wait_until_nothing_is_left()
             assert "Traceback" not in server.log
             assert "leaked" not in server.log  # what libraries say when they are not cleaned up
-
-
-CHECKPOINTS = {QWEN2_5_OMNI.name: "checkpoint", QWEN3_OMNI.name: "qwen3_checkpoint"}
-"""The fixture of a family's demo checkpoint, by the family's name."""
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx2
 
@@ -31,16 +32,18 @@ class ServerProcess:
 
     def __init__(
         self,
-        checkpoint: Path,
+        checkpoint: Path | None,
         log: Path,
         *flags: str,
         stdout: Path | None = None,
         is_forked: bool = True,
         has_queue: bool = True,
-        stage_config: str = QWEN2_5_OMNI.stage_config,
+        stage_config: str | None = QWEN2_5_OMNI.stage_config,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`stdout`: where its standard output goes, if not to the log. Without `is_forked` it is a new
-        interpreter, which imports all by itself. `has_queue`: embeddings flow from one stage to another."""
+        """`checkpoint`: None if `flags` name a demo. `stdout`: where its standard output goes, if not to the
+        log. Without `is_forked` it is a new interpreter, which imports all by itself. `has_queue`: embeddings
+        flow from one stage to another. `environment`: variables besides those of the test run."""
         self._log = log
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -48,11 +51,12 @@ class ServerProcess:
         """Status and error code of every answer of `/ready` before the first 200."""
         self.health_while_loading: set[tuple[int, str]] = set()
         """The same of `/health`, asked just before."""
-        arguments = ["serve", str(checkpoint), "--stage-config", stage_config]
+        arguments = ["serve", *([] if checkpoint is None else [str(checkpoint)])]
+        arguments += [] if stage_config is None else ["--stage-config", stage_config]
         arguments += ["--port", str(port), "--served-model-name", MODEL, *flags]
-        environment = {name: value for name, value in os.environ.items() if name not in _SET_BY_TEST_RUNS}
+        inherited = {name: value for name, value in os.environ.items() if name not in _SET_BY_TEST_RUNS}
         log.write_bytes(b"")
-        self.process = self._start(arguments, environment, stdout or log, is_forked=is_forked)
+        self.process = self._start(arguments, inherited | environment, stdout or log, is_forked=is_forked)
         try:
             self._wait_until_ready()
         except BaseException:

@@ -36,7 +36,7 @@ from omni_server.types import (
     PartialImage,
     TextPart,
 )
-from scripts.demo_checkpoint import make_demo_checkpoint
+from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.diffusers import FAMILY
 from stages.diffusers.options import DiffusersStage
 from tests.integration.engines import CPU_ENVIRONMENT, diffusion_engine

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.model_folder import DEMOS
+from omni_server.demos import DEMOS
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.parity import Expected, expected, same_tokens, signal_to_noise_db
 from tests.reference.cases import CASES, Case, ask
@@ -36,7 +36,7 @@ Want = Callable[[str], Expected]
 
 @pytest.fixture(scope="module")
 def checkpoint() -> Path:
-    return DEMOS["speaking"].path()
+    return DEMOS["speaking"].folder(print)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.demo_checkpoint import make_demo_checkpoint
+from stages.demo_checkpoint.write import make_demo_checkpoint
 from tests.reference.cases import CASES, run
 from tests.reference.reference import Reference, ReferenceResult
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from omni_server.config.pipeline import Pipeline
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
 from omni_server.errors import InvalidRequestError
@@ -128,6 +129,10 @@ class ToyFamily:
     reference: str | None = None
     engine_modules: tuple[str, ...] = ()
     default_configs: DefaultConfigs | None = None
+    pipeline: Pipeline
+
+    def outputs(self, model_dir: Path) -> frozenset[Output]:
+        return self.pipeline.outputs
 
     def needed_files(self) -> tuple[NeededFile, ...]:
         return (NeededFile(("tokenizer.json",), "the tokenizer"),)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from omni_server.cli.main import build_parser
-from omni_server.model_folder import DEFAULT_DEMO, DEMOS
+from omni_server.demos import DEFAULT_DEMO, DEMOS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -21,9 +21,10 @@ from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, ModelFamily
 from omni_server.omni import WARM_UP_LENGTH, warm_up_request
-from omni_server.protocol.runtime_config import StageRuntimeConfig
+from omni_server.protocol.runtime_config import PredictorSamplingSpec, StageRuntimeConfig
 from tests.toy_families.predicting import FAMILY, NUM_PREDICTED
 from tests.toy_families.speech_only import NUM_CODEBOOKS, SpeechModel
+from tests.unit.config.deployment import deployment_with
 
 LENGTH = {"max_model_len": 64}
 STAGES: dict[str, dict[str, Any]] = {"speaker": LENGTH, "vocoder": LENGTH}
@@ -84,7 +85,21 @@ def test_what_predicted_codes_do_not_survive_is_refused(fields: dict[str, object
     assert problem["msg"] == f"Value error, {message}"
 
 
-async def test_the_engine_takes_embeddings_and_reads_no_prefix_cache(
+def test_settings_of_a_predictor_are_for_a_stage_that_has_one() -> None:
+    document = deployment_with("stages.talker.predictor_sampling", {"top_k": 5})
+    with pytest.raises(ValidationError) as caught:
+        StageConfig.model_validate(document)
+    (problem,) = caught.value.errors()
+    assert problem["msg"] == (
+        "Value error, stages.talker.predictor_sampling must go: the talker of stages.qwen2_5_omni:FAMILY predicts "
+        "no codes"
+    )
+    unset = config_of().model_dump(by_alias=True)  # what `config show` prints
+    assert StageConfig.model_validate(unset) == config_of()
+    StageConfig.model_validate(deployment_with("stages.talker.predictor_sampling", {"top_k": None}))
+
+
+async def test_the_engine_takes_embeddings_and_its_predictors_settings_and_reads_no_prefix_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built: list[AsyncEngineArgs] = []
@@ -97,7 +112,7 @@ async def test_the_engine_takes_embeddings_and_reads_no_prefix_cache(
         return BuiltEngine(cast(AsyncLLM, engine), cast(EngineProcesses, None))
 
     monkeypatch.setattr(launcher, "build_engine", build_engine)
-    config = config_of()
+    config = config_of(predictor_sampling={"temperature": 0, "top_k": 5})
     temp = SimpleNamespace(path=tmp_path, check_room=lambda: None, variables=dict)
     builder = EngineBuilder(
         tmp_path,
@@ -116,4 +131,5 @@ async def test_the_engine_takes_embeddings_and_reads_no_prefix_cache(
     (arguments,) = built
     assert isinstance(arguments.additional_config, StageRuntimeConfig)
     assert arguments.additional_config.num_predicted == NUM_PREDICTED
+    assert arguments.additional_config.predictor_sampling == PredictorSamplingSpec(temperature=0, top_k=5)
     assert (arguments.enable_prompt_embeds, arguments.enable_prefix_caching) == (True, False)

@@ -19,7 +19,7 @@ from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.errors import ConfigError
 from omni_server.family import StageFootprint
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
-from scripts.demo_checkpoint.qwen2_5_omni.genuine import genuine_model_config
+from stages.demo_checkpoint.qwen2_5_omni.genuine import genuine_model_config
 from stages.qwen2_5_omni.footprint import stage_footprints
 
 GIB = 2**30

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from omni_server.cli.serve import curl_example, ready_message
-from omni_server.types import ImageSize, ModelInfo
+from omni_server.types import AboutModel, ImageSize, ModelInfo
 from tests.unit.bench.frames import spoken
 from tests.unit.bench.scripted_server import Reply, ScriptedServer
 
@@ -110,6 +110,14 @@ def test_the_command_to_talk_works_where_the_server_was_started(
     assert command == f".venv/bin/omni-server chat --url {server.url}\n"
     assert answered.returncode == 0, answered.stderr
     assert [body["messages"] for body in server.requests] == [[{"role": "user", "content": "Hello."}]]
+
+
+def test_it_repeats_what_the_checkpoint_says_about_itself() -> None:
+    about = AboutModel(notice="This model knows a few sentences only.")
+
+    assert "  Note     This model knows a few sentences only.\n" in ready_message(
+        "http://127.0.0.1:8091", replace(model_info(), about=about)
+    )
 
 
 def test_a_deployment_without_voices_says_so() -> None:

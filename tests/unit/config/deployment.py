@@ -21,6 +21,7 @@ _DEPLOYMENT: dict[str, Any] = {
             "gpu_memory_utilization": 0.2,
             "max_model_len": 4096,
             "default_sampling": {"temperature": 0.9},
+            "predictor_sampling": {},
         },
         "code2wav": {
             "engine": "diffusion",

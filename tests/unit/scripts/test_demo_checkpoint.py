@@ -18,10 +18,11 @@ from transformers import (
 )
 
 from omni_server.errors import ConfigError
-from omni_server.model_folder import resolve_model_folder
-from scripts.demo_checkpoint import make_demo_checkpoint
-from scripts.demo_checkpoint.qwen2_5_omni.genuine import GENUINE_SIZES
-from scripts.demo_checkpoint.qwen2_5_omni.sizes import SIZES
+from omni_server.model_folder import read_about, resolve_model_folder
+from omni_server.types import AboutModel
+from stages.demo_checkpoint.qwen2_5_omni.genuine import GENUINE_SIZES
+from stages.demo_checkpoint.qwen2_5_omni.sizes import SIZES
+from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen2_5_omni import FAMILY
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_demo_checkpoint"
@@ -55,7 +56,7 @@ def _json(folder: Path, name: str) -> Any:
 
 
 def test_files_are_those_of_the_published_checkpoints(tiny: Path) -> None:
-    assert {file.name for file in tiny.iterdir()} == {
+    assert {file.name for file in tiny.iterdir()} - {"about.json"} == {
         "added_tokens.json",
         "chat_template.json",
         "config.json",
@@ -69,6 +70,9 @@ def test_files_are_those_of_the_published_checkpoints(tiny: Path) -> None:
         "tokenizer_config.json",
         "vocab.json",
     }
+    assert read_about(tiny) == AboutModel(
+        notice="The weights of this model are random: its text is nonsense, and its speech is noise."
+    )
     assert all(file.stat().st_mode & 0o444 == 0o444 for file in tiny.iterdir())
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from scripts.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
 from scripts.speaking_demo import checkpoint
 from scripts.speaking_demo.codes import Codebook, make_codebook
+from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
 
 
 @pytest.fixture(scope="session")

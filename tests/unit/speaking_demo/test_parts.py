@@ -10,12 +10,12 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoConfig, Qwen2_5OmniForConditionalGeneration
 
-from scripts.demo_checkpoint.qwen2_5_omni.config import CODEC_END, CODES
-from scripts.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
 from scripts.speaking_demo import checkpoint, codes, dit, talker, thinker, training, vocabulary
 from scripts.speaking_demo.codes import Codebook
 from scripts.speaking_demo.rows import embeddings
 from scripts.speaking_demo.training import Schedule, Utterance
+from stages.demo_checkpoint.qwen2_5_omni.config import CODEC_END, CODES
+from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
 
 Layout = tuple[Path, TokenIds]
 Trained = tuple[nn.Module, list[float]]

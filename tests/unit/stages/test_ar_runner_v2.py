@@ -28,7 +28,7 @@ from omni_server.protocol.rows import (
     decode_payload,
     encode,
 )
-from omni_server.protocol.runtime_config import StageRuntimeConfig
+from omni_server.protocol.runtime_config import PredictorSamplingSpec, StageRuntimeConfig
 from stages.runtime import ar_runner_base, ar_runner_v2
 from stages.runtime.ar_runner_v2 import ARModelRunnerV2Mixin
 from stages.runtime.code_sampling import Choose, CodeSampling
@@ -408,6 +408,15 @@ def test_the_predictor_is_recorded_once_when_vllm_records_its_own_graphs(
         made.model_state.capture_inner_cudagraphs(None, None, [], None)
         assert isinstance(made.code_history.predict_codes, PredictorGraphs)
         assert len(recordings) == 3  # for 3, 2 and 1 tokens
+
+
+def test_a_stage_config_may_set_how_predicted_codes_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = StageRuntimeConfig(
+        model_dir="", num_predicted=1, predictor_sampling=PredictorSamplingSpec(temperature=0, top_p=0.5)
+    )
+    model = runner(config, monkeypatch, model_class=Predicting).get_model()
+    assert model.code_sampling == CodeSampling(temperature=0, top_k=1, top_p=0.5)
+    assert Predicting.code_sampling == CodeSampling(temperature=1.0, top_k=1, top_p=1.0)
 
 
 def test_without_graphs_the_predictor_runs_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,8 @@ def test_samples_follow_the_distribution() -> None:
         (CodeSampling(1.0, top_k=100, top_p=0.51), {0, 1}),
         (CodeSampling(1.0, top_k=3, top_p=0.95), {0, 1, 2}),
         (CodeSampling(1e-3, top_k=100, top_p=1.0), {0}),
+        (CodeSampling(1.0, top_k=0, top_p=1.0), {0, 1, 2, 3}),
+        (CodeSampling(1.0, top_k=0, top_p=0.51), {0, 1}),
     ],
 )
 def test_unlikely_codes_are_cut_off(sampling: CodeSampling, possible: set[int]) -> None:

@@ -1,14 +1,15 @@
 """Predicted codes stay with their tokens."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from vllm import SamplingParams
 
-from stages.runtime.code_sampling import Choose, CodeSampling
-from stages.runtime.frame_predictor import CodeHistory, frame_predictor
+from stages.runtime.code_sampling import Choose, CodeSampling, Draws
+from stages.runtime.frame_predictor import CodeHistory, frame_predictor, predicted_codes
 from stages.runtime.stage_step import StepBatch
 
 NUM_PREDICTED, WIDTH = 2, 4
@@ -29,6 +30,14 @@ class Predictor:
 
     def embed_predicted(self, codes: torch.Tensor) -> torch.Tensor:
         return codes.float().sum(1, keepdim=True).expand(-1, WIDTH)
+
+
+class GreedyPredictor(Predictor):
+    code_sampling = replace(ALL, temperature=0)
+
+    def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
+        logits = torch.arange(50.0).roll(8).expand(len(sampled), -1)  # the largest is at 7
+        return torch.stack([choose(logits, index) for index in (0, 1)], 1)
 
 
 def history(max_num_seqs: int = 2) -> CodeHistory:
@@ -117,6 +126,13 @@ def test_a_step_without_samples_has_no_codes() -> None:
 def test_a_model_that_predicts_nothing_is_refused() -> None:
     with pytest.raises(TypeError, match="object predicts no codes"):
         frame_predictor(object(), 2)
+
+
+def test_a_predictor_with_temperature_0_is_greedy_whatever_requests_ask_for() -> None:
+    sampled = torch.zeros(3, dtype=torch.int32)
+    draws = Draws(torch.arange(3), torch.arange(3), torch.tensor([0, 1, 0]))
+    made = predicted_codes(GreedyPredictor(), torch.zeros(3, WIDTH), sampled, draws)
+    assert made.tolist() == [[7, 7]] * 3
 
 
 def test_a_request_without_a_seed_samples_by_its_id() -> None:

@@ -18,7 +18,9 @@ def test_it_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("usage: omni-server verify")
 
 
-@pytest.mark.parametrize("arguments", [[], ["m", "--timeout", "0"], ["m", "--quantization", "fp8"]])
+@pytest.mark.parametrize(
+    "arguments", [["m", "--demo", "speaking"], ["m", "--timeout", "0"], ["m", "--quantization", "fp8"]]
+)
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["verify", *arguments])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from omni_server.protocol.images import Pixels
-from scripts.demo_checkpoint import make_demo_checkpoint
+from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.diffusers.loading import load_pipeline
 from tests.unit.stages.diffusers.tiny import CPU, Tiny, stage_options
 

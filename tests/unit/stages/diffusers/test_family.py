@@ -16,7 +16,7 @@ from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.orchestrator.image_requests import ImageRequests
 from omni_server.protocol.images import ImageJob, Pixels, decode_job
 from omni_server.types import ChatMessage, ImageOutput, ImagePart, ImageSize, TextPart
-from scripts.demo_checkpoint import make_demo_checkpoint
+from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.diffusers import FAMILY
 from stages.diffusers.family import DiffusersModel
 from tests.unit.stages.diffusers.tiny import stage_options

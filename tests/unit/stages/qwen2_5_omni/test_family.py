@@ -22,7 +22,7 @@ from omni_server.types import (
     Transcribe,
     VideoPart,
 )
-from scripts.demo_checkpoint import make_demo_checkpoint
+from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen2_5_omni import FAMILY
 from stages.qwen2_5_omni.family import Qwen25OmniModel
 from stages.qwen2_5_omni.ids import SpecialIds, read_special_ids

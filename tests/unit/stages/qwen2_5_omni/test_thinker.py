@@ -16,7 +16,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.encoder_budget import MultiModalBudget
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
-from scripts.demo_checkpoint import make_demo_checkpoint
+from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen2_5_omni import FAMILY
 from stages.qwen2_5_omni.hf_overrides import thinker_config
 from tests.unit.stages.heard_videos import RATES, ids_of, messages, reference_ids

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from omni_server.check.default_config import resolve_deployment
 from omni_server.config.load import find_shipped_config, load_stage_config
+from omni_server.config.stages import ArStage
 from omni_server.errors import ConfigError
 from omni_server.types import (
     AudioPart,
@@ -20,14 +22,16 @@ from omni_server.types import (
     ToolCall,
     Transcribe,
 )
-from scripts.demo_checkpoint import make_demo_checkpoint
+from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen3_omni import FAMILY
+from stages.qwen3_omni.code_predictor import CODE_SAMPLING
 from stages.qwen3_omni.family import Qwen3OmniModel
+from stages.runtime.code_sampling import CodeSampling
 from tests.reference.qwen3_cases import QWEN3_CASES
 from tests.reference.qwen3_reference import Qwen3Reference
 
 SPOKEN: frozenset[Output] = frozenset({"text", "audio"})
-CONFIGS = ("qwen3_omni", "qwen3_omni.80gb", "qwen3_omni.demo-cpu")
+CONFIGS = ("qwen3_omni", "qwen3_omni.80gb", "qwen3_omni.2gpu", "qwen3_omni.demo-cpu")
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +114,12 @@ def test_a_checkpoint_without_a_talker_writes_only(changed: Path) -> None:
     model = FAMILY.open(changed)
     assert (model.voices, model.default_voice, model.codec, model.row_width) == ((), None, None, 0)
     assert set(model.stop_ids) == {"thinker"}
-    config = load_stage_config(find_shipped_config("qwen3_omni.demo-cpu"))
-    with pytest.raises(ConfigError, match=r"no talker \(enable_audio_output.*thinker alone"):
-        FAMILY.footprints(changed, config)
+    assert FAMILY.outputs(changed) == {"text"}
+    _, config = resolve_deployment(str(changed), None, use_cpu=True, needs_weights=False)
+    assert (list(config.stages), config.edges) == (["thinker"], ())
+    message = "text only and has no talker or code2wav: use a stage config with the thinker alone, or none"
+    with pytest.raises(ConfigError, match=message):
+        resolve_deployment(str(changed), "qwen3_omni.demo-cpu", needs_weights=False)
 
 
 def test_another_number_of_codebooks_is_refused(changed: Path) -> None:
@@ -157,6 +164,9 @@ def test_shipped_configs_are_valid(name: str) -> None:
     config = load_stage_config(find_shipped_config(name))
     assert config.model_family == "stages.qwen3_omni:FAMILY"
     assert config.num_codebooks == 16
+    talker = config.stages["talker"]
+    assert isinstance(talker, ArStage)
+    assert CodeSampling(**talker.predictor_sampling.model_dump()) == CODE_SAMPLING
 
 
 def test_only_attention_and_experts_of_the_thinker_are_quantized(checkpoint: Path) -> None:

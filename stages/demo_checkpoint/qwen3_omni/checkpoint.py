@@ -7,21 +7,21 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, Qwen3OmniMoeForConditionalGeneration
 
-from scripts.demo_checkpoint.options import Dtype, Options
-from scripts.demo_checkpoint.qwen3_omni.config import DEMO_PREPROCESSING, demo_model_config, write_configs
-from scripts.demo_checkpoint.qwen3_omni.genuine import (
+from stages.demo_checkpoint.options import Dtype, Options
+from stages.demo_checkpoint.qwen3_omni.config import DEMO_PREPROCESSING, demo_model_config, write_configs
+from stages.demo_checkpoint.qwen3_omni.genuine import (
     GENUINE_PREPROCESSING,
     GENUINE_SIZES,
     genuine_model_config,
 )
-from scripts.demo_checkpoint.qwen3_omni.sizes import SIZES
-from scripts.demo_checkpoint.qwen3_omni.tokens import TokenIds, write_tokenizer
-from scripts.demo_checkpoint.qwen3_omni.weights import fill
+from stages.demo_checkpoint.qwen3_omni.sizes import SIZES
+from stages.demo_checkpoint.qwen3_omni.tokens import TokenIds, write_tokenizer
+from stages.demo_checkpoint.qwen3_omni.weights import fill
 from stages.published_experts import published_tensors
 
 
 class Qwen3OmniCheckpoints:
-    """Implements `scripts.demo_checkpoint.options.DemoFamily`."""
+    """Implements `stages.demo_checkpoint.options.DemoFamily`."""
 
     pipelines: tuple[str, ...] = ()
     sizes: tuple[str, ...] = tuple(SIZES)

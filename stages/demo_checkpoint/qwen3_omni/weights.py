@@ -16,8 +16,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerForConditionalGeneration,
 )
 
-from scripts.demo_checkpoint.end_token import end_row
-from scripts.demo_checkpoint.qwen3_omni.config import (
+from stages.demo_checkpoint.end_token import end_row
+from stages.demo_checkpoint.qwen3_omni.config import (
     CODEBOOKS,
     CODEC_BOS,
     CODEC_END,
@@ -28,9 +28,9 @@ from scripts.demo_checkpoint.qwen3_omni.config import (
     CODES,
     SPEAKERS,
 )
-from scripts.demo_checkpoint.qwen3_omni.tokens import TokenIds
-from scripts.demo_checkpoint.random_values import fill_parameters, normal
-from scripts.demo_checkpoint.text_head import shape_text_head
+from stages.demo_checkpoint.qwen3_omni.tokens import TokenIds
+from stages.demo_checkpoint.random_values import fill_parameters, normal
+from stages.demo_checkpoint.text_head import shape_text_head
 
 _ATTENTION_GAIN = 1.4
 """Scale of the norms of queries and keys in language models: attention selects few positions instead of

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.demo_checkpoint.tokenizer import (
+from stages.demo_checkpoint.tokenizer import (
     GENUINE_VOCAB_SIZE,
     TokenizerLayout,
     Vocabulary,

@@ -7,23 +7,23 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, Qwen2_5OmniForConditionalGeneration
 
-from scripts.demo_checkpoint.options import Dtype, Options
-from scripts.demo_checkpoint.qwen2_5_omni.config import DEMO_PREPROCESSING, demo_model_config, write_configs
-from scripts.demo_checkpoint.qwen2_5_omni.genuine import (
+from stages.demo_checkpoint.options import Dtype, Options
+from stages.demo_checkpoint.qwen2_5_omni.config import DEMO_PREPROCESSING, demo_model_config, write_configs
+from stages.demo_checkpoint.qwen2_5_omni.genuine import (
     GENUINE_MEL_FRAMES,
     GENUINE_PREPROCESSING,
     GENUINE_SIZES,
     genuine_model_config,
 )
-from scripts.demo_checkpoint.qwen2_5_omni.sizes import SIZES
-from scripts.demo_checkpoint.qwen2_5_omni.tokens import TokenIds, write_tokenizer
-from scripts.demo_checkpoint.qwen2_5_omni.weights import fill, speakers
+from stages.demo_checkpoint.qwen2_5_omni.sizes import SIZES
+from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds, write_tokenizer
+from stages.demo_checkpoint.qwen2_5_omni.weights import fill, speakers
 
 DEMO_MEL_FRAMES = 120
 
 
 class Qwen25OmniCheckpoints:
-    """Implements `scripts.demo_checkpoint.options.DemoFamily`."""
+    """Implements `stages.demo_checkpoint.options.DemoFamily`."""
 
     pipelines: tuple[str, ...] = ()
     sizes: tuple[str, ...] = tuple(SIZES)

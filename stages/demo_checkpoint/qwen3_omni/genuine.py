@@ -6,8 +6,8 @@
 import json
 from pathlib import Path
 
-from scripts.demo_checkpoint.json_files import Json
-from scripts.demo_checkpoint.qwen3_omni.config import Preprocessing
+from stages.demo_checkpoint.json_files import Json
+from stages.demo_checkpoint.qwen3_omni.config import Preprocessing
 
 GENUINE_SIZES = {"30b": 71}
 """Names in addition to `SIZES` -> GB of weights: 35,259,818,545 parameters in bfloat16."""

@@ -9,13 +9,13 @@ import torch
 from safetensors import safe_open
 
 from omni_server.errors import ConfigError
-from scripts.demo_checkpoint.options import Options
+from stages.demo_checkpoint.options import Options
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class DiffusersCheckpoints:
-    """Implements `scripts.demo_checkpoint.options.DemoFamily`. Diffusers is imported when one is written."""
+    """Implements `stages.demo_checkpoint.options.DemoFamily`. Diffusers is imported when one is written."""
 
     sizes: tuple[str, ...] = ("tiny",)
     genuine_sizes: Mapping[str, int] = MappingProxyType({})
@@ -26,7 +26,7 @@ class DiffusersCheckpoints:
         if options.weights != "random" or options.vocabulary != "small":
             raise ConfigError("pipelines of Diffusers are written with random weights and a small vocabulary")
         try:
-            from scripts.demo_checkpoint.diffusers.pipelines import PIPELINES
+            from stages.demo_checkpoint.diffusers.pipelines import PIPELINES
         except ImportError as error:
             raise ConfigError(f"diffusers is not installed ({error}): install omni-server[images]") from error
         assert options.pipeline is not None

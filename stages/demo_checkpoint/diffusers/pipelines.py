@@ -18,7 +18,7 @@ from diffusers import (
     UNet2DConditionModel,
 )
 
-from scripts.demo_checkpoint.diffusers.parts import (
+from stages.demo_checkpoint.diffusers.parts import (
     HIDDEN,
     clip_text_encoder,
     clip_tokenizer,

@@ -16,11 +16,11 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavModel,
 )
 
-from scripts.demo_checkpoint.end_token import end_row
-from scripts.demo_checkpoint.qwen2_5_omni.config import CODEC_END, CODEC_PAD, CODEC_START, CODES
-from scripts.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
-from scripts.demo_checkpoint.random_values import fill_parameters, normal
-from scripts.demo_checkpoint.text_head import shape_text_head
+from stages.demo_checkpoint.end_token import end_row
+from stages.demo_checkpoint.qwen2_5_omni.config import CODEC_END, CODEC_PAD, CODEC_START, CODES
+from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
+from stages.demo_checkpoint.random_values import fill_parameters, normal
+from stages.demo_checkpoint.text_head import shape_text_head
 
 _POSITION_GAIN = 1.5
 """Scale of query and key biases. Rotated, they score a pair by distance alone, about the square of this,

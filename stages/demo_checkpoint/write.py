@@ -6,17 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from omni_server.errors import ConfigError
-from scripts.demo_checkpoint.diffusers.checkpoint import DiffusersCheckpoints
-from scripts.demo_checkpoint.options import DemoFamily, Dtype, Options, Weights
-from scripts.demo_checkpoint.qwen2_5_omni.checkpoint import Qwen25OmniCheckpoints
-from scripts.demo_checkpoint.qwen3_omni.checkpoint import Qwen3OmniCheckpoints
-from scripts.demo_checkpoint.tokenizer import Vocabulary
+from stages.demo_checkpoint.diffusers.checkpoint import DiffusersCheckpoints
+from stages.demo_checkpoint.json_files import dump
+from stages.demo_checkpoint.options import DemoFamily, Dtype, Options, Weights
+from stages.demo_checkpoint.qwen2_5_omni.checkpoint import Qwen25OmniCheckpoints
+from stages.demo_checkpoint.qwen3_omni.checkpoint import Qwen3OmniCheckpoints
+from stages.demo_checkpoint.tokenizer import Vocabulary
 
 FAMILIES: dict[str, DemoFamily] = {
     "qwen2_5_omni": Qwen25OmniCheckpoints(),
     "qwen3_omni": Qwen3OmniCheckpoints(),
     "diffusers": DiffusersCheckpoints(),
 }
+
+_ABOUT = {"notice": "The weights of this model are random: it answers with nonsense and noise."}
 
 
 def make_demo_checkpoint(
@@ -55,6 +58,7 @@ def make_demo_checkpoint(
     unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
         writer.write(unfinished, options)
+        dump(unfinished / "about.json", _ABOUT)
         for path in unfinished.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
         unfinished.chmod(0o755)  # mkdtemp's is private

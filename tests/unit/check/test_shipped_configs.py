@@ -1,0 +1,144 @@
+"""The shipped stage configs on the devices that they are for, as `omni-server check` computes it; and what is
+chosen for Qwen3-Omni on other devices."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from omni_server.check.default_config import load_for
+from omni_server.check.machine import Gpu
+from omni_server.check.memory import check_cpu_memory, check_gpu_memory
+from omni_server.check.placement import ModelSizes, Quantization, plan
+from omni_server.check.report import DeviceMemory, Report
+from omni_server.check.safetensors_headers import StoredWeights
+from omni_server.config.load import find_shipped_config, load_stage_config, shipped_configs
+from omni_server.config.stage_config import StageConfig
+from omni_server.errors import ConfigError
+from omni_server.family import StageFootprint, load_family
+from stages.demo_checkpoint.qwen2_5_omni.genuine import genuine_model_config as genuine_qwen2_5
+from stages.demo_checkpoint.qwen3_omni.genuine import genuine_model_config as genuine_qwen3
+from stages.demo_checkpoint.write import make_demo_checkpoint
+
+GIB = 2**30
+FOUND_80, FOUND_141 = 79.1, 139.8
+"""GiB that torch finds on an H100 with 80 GB and an H200 with 141 GB."""
+ON_GPUS = {
+    "qwen2_5_omni": ("7b", [FOUND_80]),
+    "qwen2_5_omni.2gpu": ("7b", [39.5, 39.5]),
+    "qwen3_omni": ("30b", [FOUND_141]),
+    "qwen3_omni.80gb": ("30b", [FOUND_80]),
+    "qwen3_omni.2gpu": ("30b", [FOUND_80, FOUND_80]),
+}
+"""Model, and GiB of each GPU."""
+ON_CPUS = {
+    "qwen2_5_omni.cpu": ("7b", 27),
+    "qwen2_5_omni.demo-cpu": ("tiny qwen2_5_omni", 4),
+    "qwen3_omni.demo-cpu": ("tiny qwen3_omni", 4),
+}
+"""Model, and GB of main memory."""
+
+Folders = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """Of models, with what footprints are computed from."""
+
+    def folder(model: str) -> Path:
+        path = tmp_path_factory.mktemp("model")
+        if model.startswith("tiny "):
+            return make_demo_checkpoint(path / "tiny", family=model.removeprefix("tiny "), weights="dummy")
+        config = genuine_qwen3() if model == "30b" else genuine_qwen2_5(model)
+        (path / "config.json").write_text(json.dumps(config))
+        return path
+
+    return folder
+
+
+def footprints_of(config: StageConfig, folder: Path) -> dict[str, StageFootprint]:
+    return load_family(config.model_family).footprints(folder, config)
+
+
+def gpus(sizes: list[float]) -> list[Gpu]:
+    return [
+        Gpu(DeviceMemory(i, "A GPU", int(gib * GIB), int(gib * GIB)), (9, 0)) for i, gib in enumerate(sizes)
+    ]
+
+
+def test_every_shipped_config_for_certain_models_is_computed_here() -> None:
+    for_any_pipeline = {"diffusers", "diffusers.demo-cpu"}
+    assert shipped_configs().keys() == ON_GPUS.keys() | ON_CPUS.keys() | for_any_pipeline
+
+
+@pytest.mark.parametrize("name", ON_GPUS)
+def test_a_shipped_config_fits_its_gpus(name: str, folders: Folders) -> None:
+    model, sizes = ON_GPUS[name]
+    config = load_stage_config(find_shipped_config(name))
+    report = Report(model)
+    check_gpu_memory(config, footprints_of(config, folders(model)), StoredWeights(), gpus(sizes), report)
+    assert report.findings == []
+    assert {device for stage in config.stages.values() for device in stage.devices} == set(range(len(sizes)))
+
+
+@pytest.mark.parametrize("name", ON_CPUS)
+def test_a_shipped_config_fits_its_main_memory(name: str, folders: Folders) -> None:
+    model, gigabytes = ON_CPUS[name]
+    config = load_stage_config(find_shipped_config(name))
+    report, machine = Report(model), DeviceMemory(None, "memory", gigabytes * 10**9, gigabytes * 10**9)
+    check_cpu_memory(config, footprints_of(config, folders(model)), StoredWeights(), machine, 0, report)
+    assert report.findings == []
+
+
+# -- without a config
+
+TUNED = (32768, 64)
+CHOSEN: Mapping[tuple[Quantization | None, tuple[float, ...]], tuple[int, int] | None] = {
+    (None, (48.0,)): None,
+    (None, (80.0,)): (16384, 8),
+    (None, (96.0,)): TUNED,
+    (None, (141.0,)): TUNED,
+    (None, (48.0, 48.0)): None,
+    (None, (80.0, 80.0)): TUNED,
+    ("fp8", (40.0,)): None,
+    ("fp8", (48.0,)): (4096, 4),
+    ("fp8", (80.0,)): TUNED,
+    ("fp8", (40.0, 40.0)): (32768, 16),
+    ("fp8", (48.0, 48.0)): TUNED,
+}
+"""The table of docs/configuration.md: context and requests at once, by precision and GiB of the GPUs."""
+
+
+def test_qwen3_omni_gets_the_largest_deployment_that_fits(folders: Folders) -> None:
+    base = load_stage_config(find_shipped_config("qwen3_omni"))
+    model = ModelSizes("30b", footprints_of(base, folders("30b")), StoredWeights())
+
+    def planned(quantization: Quantization | None, sizes: tuple[float, ...]) -> StageConfig | None:
+        try:
+            return plan(gpus(list(sizes)), base, model, quantization)
+        except ConfigError:
+            return None
+
+    configs = {key: planned(*key) for key in CHOSEN}
+    assert {
+        key: config and (config.stages["thinker"].max_model_len, config.stages["thinker"].max_num_seqs)
+        for key, config in configs.items()
+    } == CHOSEN
+    on_two = configs[None, (80.0, 80.0)]
+    assert on_two is not None
+    assert [stage.devices for stage in on_two.stages.values()] == [(0,), (1,), (1,)]
+
+
+def test_qwen3_omni_without_a_talker_gets_the_thinker_alone(folders: Folders) -> None:
+    """The Thinking and Captioner releases."""
+    folder = folders("30b")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"enable_audio_output": False}))
+    base = load_for(find_shipped_config("qwen3_omni"), load_family("qwen3_omni").outputs(folder))
+    model = ModelSizes("30b", footprints_of(base, folder), StoredWeights())
+
+    chosen = plan(gpus([80.0]), base, model, None)
+
+    assert (list(chosen.stages), chosen.edges) == (["thinker"], ())
+    assert (chosen.stages["thinker"].max_model_len, chosen.stages["thinker"].max_num_seqs) == TUNED
