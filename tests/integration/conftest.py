@@ -11,6 +11,7 @@ from stages.demo_checkpoint.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.server_process import ServerProcess
 from tests.omni_families import QWEN2_5_OMNI, OmniFamily
+from tests.reference.qwen3_reference import Qwen3Reference
 from tests.reference.reference import Reference
 from tests.unit.api.collector import Collector
 
@@ -45,8 +46,13 @@ def qwen3_wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def reference(checkpoint: Path) -> Reference:
-    return Reference(checkpoint)
+def reference(checkpoint: Path, answer_folder: Path) -> Reference:
+    return Reference(checkpoint, answer_folder)
+
+
+@pytest.fixture(scope="session")
+def qwen3_reference(qwen3_checkpoint: Path, answer_folder: Path) -> Qwen3Reference:
+    return Qwen3Reference(qwen3_checkpoint, answer_folder)
 
 
 @pytest.fixture(scope="session")

@@ -1,19 +1,15 @@
 """Compares an answer with the reference's, number by number."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from omni_server.offline import OmniOutput
 from omni_server.types import OmniRequest, SamplingConfig
-from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from tests.integration.live import spoken
-from tests.reference.cases import SPEECH_SYSTEM_PROMPT, Case, say, stop_ids
+from tests.reference.cases import NOISE_SEED, SPEECH_SYSTEM_PROMPT, Case, answer, say, stop_ids
 from tests.reference.reference import Reference, ReferenceResult
-
-NOISE_SEED = 7
 
 
 @dataclass(frozen=True)
@@ -29,17 +25,8 @@ def expected(reference: Reference, case: Case) -> Expected:
     messages = case.messages
     if not any(message.role == "system" for message in messages):
         messages = (say("system", SPEECH_SYSTEM_PROMPT), *messages)  # as the server does
-    extra_stop = stop_ids(reference, case)
-    result = reference.run(
-        messages,
-        case.voice,
-        case.thinker_max_tokens,
-        case.talker_max_tokens,
-        extra_stop,
-        case.ignore_eos,
-        _noise,
-    )
-    return Expected(case, request_for(case, extra_stop), result)
+    asked = replace(case, messages=messages)
+    return Expected(case, request_for(case, stop_ids(reference, asked)), answer(reference, asked))
 
 
 def request_for(case: Case, extra_stop: tuple[int, ...] | None) -> OmniRequest:
@@ -55,10 +42,6 @@ def request_for(case: Case, extra_stop: tuple[int, ...] | None) -> OmniRequest:
         talker=SamplingConfig(temperature=0.0, repetition_penalty=1.05, max_tokens=case.talker_max_tokens),
         noise_seed=NOISE_SEED,
     )
-
-
-def _noise(num_frames: int) -> torch.Tensor:
-    return torch.from_numpy(noise_frames(NOISE_SEED, 0, num_frames, 80))
 
 
 def same_tokens(answer: OmniOutput, expected: Expected) -> None:

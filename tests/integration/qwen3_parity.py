@@ -11,7 +11,7 @@ from omni_server.types import OmniRequest, SamplingConfig
 from tests.integration.live import changed_config, spoken
 from tests.integration.parity import signal_to_noise_db
 from tests.reference.cases import Case
-from tests.reference.qwen3_cases import run, stop_ids
+from tests.reference.qwen3_cases import answer, stop_ids
 from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
 
 QWEN3_CONFIG = Path(__file__).resolve().parents[2] / "configs" / "qwen3_omni.demo-cpu.yaml"
@@ -35,7 +35,7 @@ def qwen3_config(**changes: Any) -> StageConfig:
 
 
 def qwen3_expected(reference: Qwen3Reference, case: Case) -> Qwen3Expected:
-    return Qwen3Expected(case, request_for(case, stop_ids(reference, case)), run(reference, case))
+    return Qwen3Expected(case, request_for(case, stop_ids(reference, case)), answer(reference, case))
 
 
 def request_for(case: Case, extra_stop: tuple[int, ...] | None) -> OmniRequest:

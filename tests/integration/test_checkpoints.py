@@ -28,9 +28,11 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", ["other_seed", "other_sizes"])
-def test_answers_equal_the_reference_on_other_checkpoints(name: str, request: pytest.FixtureRequest) -> None:
+def test_answers_equal_the_reference_on_other_checkpoints(
+    name: str, request: pytest.FixtureRequest, answer_folder: Path
+) -> None:
     model_dir: Path = request.getfixturevalue(name)
-    reference = Reference(model_dir)
+    reference = Reference(model_dir, answer_folder)
     wanted = [expected(reference, CASES[case]) for case in NAMES]
     live = LiveOmni(model_dir, demo_config(chunks={"mode": "whole"}))
     try:

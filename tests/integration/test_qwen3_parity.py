@@ -21,15 +21,14 @@ Answers = dict[str, Qwen3Expected]
 
 
 @pytest.fixture(scope="module")
-def answers(qwen3_checkpoint: Path) -> Answers:
+def answers(qwen3_reference: Qwen3Reference) -> Answers:
     """What the reference answers to every case."""
-    reference = Qwen3Reference(qwen3_checkpoint)
-    return {name: qwen3_expected(reference, case) for name, case in QWEN3_CASES.items()}
+    return {name: qwen3_expected(qwen3_reference, case) for name, case in QWEN3_CASES.items()}
 
 
 @pytest.fixture(scope="module")
-def wide_answers(qwen3_wide_checkpoint: Path) -> Answers:
-    reference = Qwen3Reference(qwen3_wide_checkpoint)
+def wide_answers(qwen3_wide_checkpoint: Path, answer_folder: Path) -> Answers:
+    reference = Qwen3Reference(qwen3_wide_checkpoint, answer_folder)
     return {name: qwen3_expected(reference, case) for name, case in QWEN3_CASES.items()}
 
 

@@ -28,10 +28,9 @@ AUDIO_ROUNDING = 1e-5
 
 
 @pytest.fixture(scope="module")
-def wanted(qwen3_checkpoint: Path) -> dict[str, Qwen3Expected]:
+def wanted(qwen3_reference: Qwen3Reference) -> dict[str, Qwen3Expected]:
     """What the reference answers."""
-    reference = Qwen3Reference(qwen3_checkpoint)
-    return {name: qwen3_expected(reference, QWEN3_CASES[name]) for name in TALKATIVE}
+    return {name: qwen3_expected(qwen3_reference, QWEN3_CASES[name]) for name in TALKATIVE}
 
 
 @pytest.fixture(scope="module")

@@ -70,12 +70,11 @@ def qwen3_answers(qwen3_checkpoint: Path) -> dict[str, Any]:
 
 
 def test_qwen3_gives_the_texts_and_frames_of_the_reference(
-    qwen3_answers: dict[str, Any], qwen3_checkpoint: Path
+    qwen3_answers: dict[str, Any], qwen3_reference: Qwen3Reference
 ) -> None:
     """Three requests at once, and all 16 codes of each frame."""
     assert qwen3_answers["generations"] == {"thinker": 2, "talker": 2}
-    reference = Qwen3Reference(qwen3_checkpoint)
-    wanted = [qwen3_expected(reference, QWEN3_CASES[name]).result for name in QWEN3_NAMES]
+    wanted = [qwen3_expected(qwen3_reference, QWEN3_CASES[name]).result for name in QWEN3_NAMES]
     assert qwen3_answers["text_ids"] == [list(result.text_ids) for result in wanted]
     assert qwen3_answers["codes"] == [list(result.codes) for result in wanted]
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from stages.demo_checkpoint.write import make_demo_checkpoint
-from tests.reference.cases import CASES, run
+from tests.reference.cases import CASES, answer
 from tests.reference.reference import Reference, ReferenceResult
 
 CHECKPOINTS = {"tiny seed 0": ("tiny", 0), "tiny seed 1": ("tiny", 1), "wide": ("wide", 0)}
@@ -17,11 +17,11 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="session")
-def reference(checkpoint: Path) -> Reference:
-    return Reference(checkpoint)
+def reference(checkpoint: Path, answer_folder: Path) -> Reference:
+    return Reference(checkpoint, answer_folder)
 
 
 @pytest.fixture(scope="session")
 def results(reference: Reference) -> dict[str, ReferenceResult]:
     """Answers to all cases, by name."""
-    return {name: run(reference, case) for name, case in CASES.items()}
+    return {name: answer(reference, case) for name, case in CASES.items()}

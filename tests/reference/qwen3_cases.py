@@ -1,5 +1,7 @@
 """Requests whose answers of Qwen3-Omni's reference and of this project's engines are compared."""
 
+from dataclasses import replace
+
 from omni_server.types import ChatMessage, ContentPart
 from tests.reference.cases import Case, drawing, recording, say
 from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
@@ -10,8 +12,13 @@ def stop_ids(reference: Qwen3Reference, case: Case) -> tuple[int, ...] | None:
     """The case's additional stop tokens on this checkpoint."""
     if case.stop_at is None:
         return None
-    text = reference.run(case.messages, case.voice, case.thinker_max_tokens, talker_max_tokens=1).text_ids
+    text = answer(reference, replace(case, stop_at=None, talker_max_tokens=1)).text_ids
     return (text[min(case.stop_at, len(text) - 1)],)
+
+
+def answer(reference: Qwen3Reference, case: Case) -> Qwen3Result:
+    """As `run`, but computed once in a test run."""
+    return reference.answers.get(case, lambda: run(reference, case))
 
 
 def run(reference: Qwen3Reference, case: Case) -> Qwen3Result:

@@ -14,6 +14,7 @@ from transformers import AutoProcessor, BatchFeature, Qwen3OmniMoeForConditional
 from omni_server.types import ChatMessage
 from stages.forced_reference import hears_videos, processed
 from stages.qwen3_omni.reference_repairs import NothingToSpeakError, repair, repair_audio, repair_processor
+from tests.reference.shared_answers import SharedAnswers
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,10 @@ class _Trace:
 class Qwen3Reference:
     """One loaded checkpoint. Sets torch to one thread: these models are too small for more."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, answer_folder: Path | None = None) -> None:
+        """`answer_folder`: see `SharedAnswers`."""
         torch.set_num_threads(1)
+        self.answers = SharedAnswers(model_dir, answer_folder)
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         self.processor = AutoProcessor.from_pretrained(model_dir)

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoProcessor, BatchFeature, Qwen2_5OmniForConditionalGeneration
 
 from omni_server.types import AudioPart, ChatMessage, ImagePart, TextPart, VideoPart
+from tests.reference.shared_answers import SharedAnswers
 
 Noise = Callable[[int], torch.Tensor]
 """Number of mel frames -> initial noise of the flow, float32 [frames, 80]."""
@@ -89,8 +90,10 @@ class _InjectedNoise(TorchFunctionMode):
 class Reference:
     """One loaded checkpoint. Sets torch to one thread: these models are too small for more."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, answer_folder: Path | None = None) -> None:
+        """`answer_folder`: see `SharedAnswers`."""
         torch.set_num_threads(1)
+        self.answers = SharedAnswers(model_dir, answer_folder)
         transformers.logging.set_verbosity_error()
         self.processor = AutoProcessor.from_pretrained(model_dir)
         self.model = Qwen2_5OmniForConditionalGeneration.from_pretrained(

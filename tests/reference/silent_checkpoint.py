@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ def make_silent(checkpoint: Path, out: Path, case: Case) -> Path:
     reference.model.talker.codec_head.register_forward_pre_hook(
         lambda _module, inputs: states.append(inputs[0][0, -1])
     )
-    run(reference, case)
+    run(reference, replace(case, talker_max_tokens=1))  # the first step decides
     shutil.copytree(checkpoint, out)
     end = json.loads((out / "config.json").read_text())["talker_config"]["codec_eos_token_id"]
     weights = load_file(out / "model.safetensors")

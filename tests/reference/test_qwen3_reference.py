@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from stages.demo_checkpoint.write import make_demo_checkpoint
-from tests.reference.qwen3_cases import QWEN3_CASES, run
+from tests.reference.qwen3_cases import QWEN3_CASES, answer, run
 from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
 from tests.reference.silent_checkpoint import make_silent
 
@@ -37,14 +37,14 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> Qwen3Reference:
-    return Qwen3Reference(checkpoint)
+def reference(checkpoint: Path, answer_folder: Path) -> Qwen3Reference:
+    return Qwen3Reference(checkpoint, answer_folder)
 
 
 @pytest.fixture(scope="module")
 def results(reference: Qwen3Reference) -> Results:
     """Answers to all cases, by name."""
-    return {name: run(reference, case) for name, case in QWEN3_CASES.items()}
+    return {name: answer(reference, case) for name, case in QWEN3_CASES.items()}
 
 
 def test_there_are_cases_of_every_kind(results: Results) -> None:
