@@ -1,4 +1,4 @@
-"""One Chromium and one scripted server for all tests here."""
+"""One Chromium and one scripted server for all tests here; they end with the last of these tests."""
 
 from collections.abc import Iterator
 
@@ -8,14 +8,14 @@ from tests.browser.browser import Browser, WebPage
 from tests.browser.scripted_server import ScriptedServer
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     browser = Browser()
     yield browser
     browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running_scripted_server() -> Iterator[ScriptedServer]:
     server = ScriptedServer()
     yield server

@@ -1,4 +1,4 @@
-"""One server of each family for all faults that it survives."""
+"""One server of each family for all faults that it survives, ended with the last of these tests."""
 
 import signal
 import tempfile
@@ -119,7 +119,7 @@ class SharedServers:
             server.process.wait()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared_servers(
     request: pytest.FixtureRequest, orders: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedServers]:
@@ -181,7 +181,7 @@ def full_caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in FULL_CACHES}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def patient(
     checkpoint: Path,
     orders: Path,

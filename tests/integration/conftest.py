@@ -1,5 +1,10 @@
-"""Checkpoints and pipelines that the integration tests share; each is made once."""
+"""Checkpoints and pipelines that the integration tests share.
 
+Engines take processor time even when they have nothing to do. So tests that share some run one after the other,
+and the engines end when a file follows that does not need them.
+"""
+
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,12 +60,36 @@ def qwen3_reference(qwen3_checkpoint: Path, answer_folder: Path) -> Qwen3Referen
     return Qwen3Reference(qwen3_checkpoint, answer_folder)
 
 
+class SharedPipeline:
+    """Started when the first test needs it, and again if one needs it that comes after its end."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
+        self._live: LiveOmni | None = None
+
+    def running(self) -> LiveOmni:
+        if self._live is None:
+            self._live = LiveOmni(self._checkpoint, demo_config(chunks={"mode": "whole"}))
+        return self._live
+
+    def close(self) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.close()
+
+
 @pytest.fixture(scope="session")
-def whole(checkpoint: Path) -> Iterator[LiveOmni]:
+def shared_pipeline(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[SharedPipeline]:
+    pipeline = SharedPipeline(checkpoint)
+    request.session.stash[SHARED]["shared_pipeline"] = pipeline
+    yield pipeline
+    pipeline.close()
+
+
+@pytest.fixture(scope="module")
+def whole(shared_pipeline: SharedPipeline) -> LiveOmni:
     """Rows through shared memory; the waveform of an utterance in one pass, as the reference does it."""
-    live = LiveOmni(checkpoint, demo_config(chunks={"mode": "whole"}))
-    yield live
-    live.close()
+    return shared_pipeline.running()
 
 
 @pytest.fixture(scope="session")
@@ -71,8 +100,8 @@ def collector() -> Iterator[Collector]:
 
 
 class SharedServers:
-    """One server for each family, started when the first test needs it. Qwen3-Omni's serves the demo model, as
-    users start it."""
+    """One server for each family, started as `SharedPipeline` is. Qwen3-Omni's serves the demo model, as users
+    start it."""
 
     def __init__(self, request: pytest.FixtureRequest, folder: Path) -> None:
         self._request = request
@@ -96,7 +125,8 @@ class SharedServers:
 
     def close(self) -> None:
         """SIGTERM must end each cleanly."""
-        exit_codes = [(server, server.terminate()) for server in self._started.values()]
+        servers, self._started = self._started, {}
+        exit_codes = [(server, server.terminate()) for server in servers.values()]
         for server, exit_code in exit_codes:
             assert exit_code == 0, server.log
             server.wait_until_nothing_is_left()
@@ -108,8 +138,9 @@ class SharedServers:
 def shared_servers(
     request: pytest.FixtureRequest, collector: Collector, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedServers]:
-    """They end after the last test, before `collector`."""
+    """They end before `collector`."""
     servers = SharedServers(request, tmp_path_factory.mktemp("server"))
+    request.session.stash[SHARED]["shared_servers"] = servers
     yield servers
     servers.close()
 
@@ -137,3 +168,42 @@ def official(server: ServerProcess) -> Iterator[openai.OpenAI]:
     """Retries would hide failures."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as client:
         yield client
+
+
+ENGINES = ("shared_servers", "shared_pipeline")
+"""Fixtures of shared engines. Tests that use them run in this order, before those that use none."""
+SHARED = pytest.StashKey[dict[str, SharedServers | SharedPipeline]]()
+"""Those of this process, by fixture."""
+NEEDS = pytest.StashKey[dict[Path, set[str]]]()
+"""Which of `ENGINES` a file or folder directly below this one uses."""
+
+
+def place_of(item: pytest.Item) -> Path | None:
+    """The file or folder directly below this one; None for tests elsewhere."""
+    here = Path(__file__).parent
+    return here / item.path.relative_to(here).parts[0] if item.path.is_relative_to(here) else None
+
+
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
+    needs: dict[Path, set[str]] = defaultdict(set)
+    own: list[tuple[Path, pytest.Item]] = []
+    for item in items:
+        if (place := place_of(item)) is not None:
+            assert isinstance(item, pytest.Function)
+            needs[place] |= set(ENGINES) & set(item.fixturenames)
+            own.append((place, item))
+    own.sort(key=lambda placed: [name not in needs[placed[0]] for name in ENGINES])
+    ordered = iter(own)
+    items[:] = [item if place_of(item) is None else next(ordered)[1] for item in items]
+    session.stash[SHARED], session.stash[NEEDS] = {}, needs
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None:
+        return  # the fixtures' own ends follow
+    place, session = place_of(nextitem), item.session
+    needed = session.stash[NEEDS][place] if place is not None else set()
+    for name, engines in session.stash[SHARED].items():
+        if name not in needed:
+            engines.close()

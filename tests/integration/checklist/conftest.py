@@ -16,7 +16,7 @@ def curl(server: ServerProcess) -> Curl:
     return Curl(server.url)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def guarded_servers(
     checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, media_host: MediaHost
 ) -> Iterator[GuardedServers]:
@@ -32,7 +32,7 @@ def guarded(guarded_servers: GuardedServers) -> ServerProcess:
     return server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def media_host() -> Iterator[MediaHost]:
     with MediaHost() as host:
         yield host
