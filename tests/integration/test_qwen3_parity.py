@@ -10,6 +10,7 @@ from omni_server.types import AudioDelta
 from tests.integration.live import LiveOmni
 from tests.integration.qwen3_parity import Qwen3Expected, qwen3_config, qwen3_expected, same_speech
 from tests.reference.qwen3_cases import QWEN3_CASES
+from tests.reference.qwen3_cases import answers as reference_answers
 from tests.reference.qwen3_reference import Qwen3Reference
 from tests.reference.silent_checkpoint import make_silent
 
@@ -23,12 +24,16 @@ Answers = dict[str, Qwen3Expected]
 @pytest.fixture(scope="module")
 def answers(qwen3_reference: Qwen3Reference) -> Answers:
     """What the reference answers to every case."""
-    return {name: qwen3_expected(qwen3_reference, case) for name, case in QWEN3_CASES.items()}
+    return all_expected(qwen3_reference)
 
 
 @pytest.fixture(scope="module")
 def wide_answers(qwen3_wide_checkpoint: Path, answer_folder: Path) -> Answers:
-    reference = Qwen3Reference(qwen3_wide_checkpoint, answer_folder)
+    return all_expected(Qwen3Reference(qwen3_wide_checkpoint, answer_folder))
+
+
+def all_expected(reference: Qwen3Reference) -> Answers:
+    reference_answers(reference, QWEN3_CASES)
     return {name: qwen3_expected(reference, case) for name, case in QWEN3_CASES.items()}
 
 

@@ -1,6 +1,7 @@
 """Requests whose answers of the reference and of this project's engines are compared."""
 
 import wave
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,6 +61,10 @@ def stop_ids(reference: Reference, case: Case) -> tuple[int, ...] | None:
 def answer(reference: Reference, case: Case) -> ReferenceResult:
     """As `run` with `fixed_noise`, but computed once in a test run."""
     return reference.answers.get(case, lambda: run(reference, case, fixed_noise))
+
+
+def answers(reference: Reference, cases: Mapping[str, Case]) -> dict[str, ReferenceResult]:
+    return reference.answers.get_all(cases, lambda case: run(reference, case, fixed_noise))
 
 
 def run(reference: Reference, case: Case, noise: Noise | None = None) -> ReferenceResult:

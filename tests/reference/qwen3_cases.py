@@ -1,5 +1,6 @@
 """Requests whose answers of Qwen3-Omni's reference and of this project's engines are compared."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from omni_server.types import ChatMessage, ContentPart
@@ -19,6 +20,10 @@ def stop_ids(reference: Qwen3Reference, case: Case) -> tuple[int, ...] | None:
 def answer(reference: Qwen3Reference, case: Case) -> Qwen3Result:
     """As `run`, but computed once in a test run."""
     return reference.answers.get(case, lambda: run(reference, case))
+
+
+def answers(reference: Qwen3Reference, cases: Mapping[str, Case]) -> dict[str, Qwen3Result]:
+    return reference.answers.get_all(cases, lambda case: run(reference, case))
 
 
 def run(reference: Qwen3Reference, case: Case) -> Qwen3Result:

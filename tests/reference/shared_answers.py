@@ -3,10 +3,13 @@
 import fcntl
 import hashlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+QuestionT = TypeVar("QuestionT")
 T = TypeVar("T")
 
 
@@ -20,13 +23,24 @@ class SharedAnswers:
         self._folder = folder
         self._checkpoint = "" if folder is None else digest(model_dir)
 
-    def get(self, question: object, answer: Callable[[], T]) -> T:
-        """The answer to `question`; both are values that `pickle` writes."""
+    def get_all(self, questions: Mapping[str, QuestionT], answer: Callable[[QuestionT], T]) -> dict[str, T]:
+        """As `get`. Processes that ask the same questions at the same time share the work: each computes what no
+        other one does at the moment."""
+        found: dict[str, T] = {}
+        for waits in (False, True):
+            for name in [name for name in questions if name not in found]:
+                with suppress(BlockingIOError):
+                    found[name] = self.get(questions[name], partial(answer, questions[name]), waits=waits)
+        return {name: found[name] for name in questions}
+
+    def get(self, question: object, answer: Callable[[], T], *, waits: bool = True) -> T:
+        """The answer to `question`; both are values that `pickle` writes. Raises `BlockingIOError` if another
+        process computes it, unless it `waits`."""
         if self._folder is None:
             return answer()
         file = self._folder / hashlib.sha256(pickle.dumps((self._checkpoint, question))).hexdigest()
         with file.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            fcntl.flock(lock, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not file.exists():
                 written = file.with_suffix(".part")  # a process that is killed leaves no half of an answer
                 written.write_bytes(pickle.dumps(answer()))

@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from stages.demo_checkpoint.write import make_demo_checkpoint
-from tests.reference.qwen3_cases import QWEN3_CASES, answer, run
+from tests.reference.qwen3_cases import QWEN3_CASES, answers, run
 from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
 from tests.reference.silent_checkpoint import make_silent
 
@@ -44,7 +44,7 @@ def reference(checkpoint: Path, answer_folder: Path) -> Qwen3Reference:
 @pytest.fixture(scope="module")
 def results(reference: Qwen3Reference) -> Results:
     """Answers to all cases, by name."""
-    return {name: answer(reference, case) for name, case in QWEN3_CASES.items()}
+    return answers(reference, QWEN3_CASES)
 
 
 def test_there_are_cases_of_every_kind(results: Results) -> None:

@@ -3,10 +3,11 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
-from tests.reference.cases import CASES
+from tests.reference.cases import CASES, Case
 from tests.reference.shared_answers import SharedAnswers
 
 HELLO = CASES["hello"]
@@ -100,3 +101,19 @@ def test_those_that_ask_at_once_cause_one_computation(model_dir: Path, folder: P
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(ask, range(32))) == [0] * 32
     assert computed == [0]
+
+
+def test_processes_with_the_same_questions_share_the_work(model_dir: Path, folder: Path) -> None:
+    """Two are asked of two at once; each computes one, and waits in it until the other one computes, too."""
+    meeting = Barrier(2, timeout=60)
+
+    def answer(case: Case) -> str:
+        meeting.wait()
+        return case.name
+
+    def ask(_: int) -> dict[str, str]:
+        cases = {name: CASES[name] for name in ("hello", "mixed")}
+        return SharedAnswers(model_dir, folder).get_all(cases, answer)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(ask, range(2))) == [{"hello": "hello", "mixed": "mixed"}] * 2
