@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import torch
 
+from stages.forced_reference import hears_videos
 from tests.reference.cases import Case
 from tests.reference.reference import Reference, ReferenceResult
 
@@ -127,5 +128,7 @@ def _thinker_rows(
     inputs = reference.prompt(case.messages)
     inputs["input_ids"] = torch.tensor([result.prompt_ids + result.text_ids[:-1]])
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    states = reference.model.thinker(**inputs, output_hidden_states=True).hidden_states
+    states = reference.model.thinker(
+        **inputs, output_hidden_states=True, use_audio_in_video=hears_videos(case.messages)
+    ).hidden_states
     return states[0][0].clone(), states[-1][0]
