@@ -9,8 +9,10 @@ import pytest
 
 from stages.demo_checkpoint.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
+from tests.integration.qwen3_parity import VIDEOS, qwen3_config
 from tests.integration.server_process import ServerProcess
 from tests.omni_families import QWEN2_5_OMNI, OmniFamily
+from tests.reference.qwen3_reference import Qwen3Reference
 from tests.reference.reference import Reference
 from tests.unit.api.collector import Collector
 
@@ -53,6 +55,19 @@ def reference(checkpoint: Path) -> Reference:
 def whole(checkpoint: Path) -> Iterator[LiveOmni]:
     """Rows through shared memory; the waveform of an utterance in one pass, as the reference does it."""
     live = LiveOmni(checkpoint, demo_config(chunks={"mode": "whole"}))
+    yield live
+    live.close()
+
+
+@pytest.fixture(scope="session")
+def qwen3_reference(qwen3_checkpoint: Path) -> Qwen3Reference:
+    return Qwen3Reference(qwen3_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def qwen3_live(qwen3_checkpoint: Path) -> Iterator[LiveOmni]:
+    """Qwen3-Omni's demo config, with as many videos as the cases of the reference have."""
+    live = LiveOmni(qwen3_checkpoint, qwen3_config(stages={"thinker": VIDEOS}))
     yield live
     live.close()
 
