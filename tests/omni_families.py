@@ -20,6 +20,8 @@ class OmniFamily:
     """Of tests/data's shapes.png, 140 x 112, and gradient.png."""
     speech_tokens: tuple[int, int]
     """Fewest and most for the 2.1 s of speech_hello.wav."""
+    longest_audio_tokens: int
+    """Of 300 s."""
     speaks_last_token: bool
     """Whether the last token of a text that was cut off is spoken: the talker needs no hidden state of it."""
 
@@ -40,6 +42,7 @@ QWEN2_5_OMNI = OmniFamily(
     lead_samples=0,
     image_tokens=(20, 9),  # squares of 28
     speech_tokens=(50, 54),  # 25 a second
+    longest_audio_tokens=7500,
     speaks_last_token=False,
 )
 QWEN3_OMNI = OmniFamily(
@@ -50,6 +53,7 @@ QWEN3_OMNI = OmniFamily(
     lead_samples=555,
     image_tokens=(16, 9),  # squares of 32
     speech_tokens=(26, 30),  # 13 a second
+    longest_audio_tokens=3900,
     speaks_last_token=True,
 )
 OMNI_FAMILIES = (QWEN2_5_OMNI, QWEN3_OMNI)

@@ -82,8 +82,9 @@ class RowFeeder:
 class TextRowFeeder(RowFeeder):
     """Feeds a target that looks up the rows of text: composes ids and the source's rows of media.
 
-    What may not be spoken yet is not sent. The target can be given the request when the rows of its whole
-    prompt and the first token to speak are there.
+    What may not be spoken yet is not sent. The target can be given the request with the first rows of media:
+    kept here, they would occupy the queue, and the source may need its slots for the rest of them. Without
+    media, the first token to speak comes first.
     """
 
     has_row_of_last_token = True
@@ -100,6 +101,7 @@ class TextRowFeeder(RowFeeder):
         for segment in payload.segments:
             text += self._next_text(segment.first_position)
             self._num_fed = segment.first_position + segment.num_rows
+        self.has_rows.set()
         self._feed_text(payload, text)
 
     def speak(self, token_ids: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from stages.demo_checkpoint.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
+from tests.integration.qwen3_parity import VIDEOS, qwen3_config
 from tests.integration.server_process import ServerProcess
 from tests.omni_families import QWEN2_5_OMNI, OmniFamily
 from tests.reference.qwen3_reference import Qwen3Reference
@@ -90,6 +91,14 @@ def shared_pipeline(request: pytest.FixtureRequest, checkpoint: Path) -> Iterato
 def whole(shared_pipeline: SharedPipeline) -> LiveOmni:
     """Rows through shared memory; the waveform of an utterance in one pass, as the reference does it."""
     return shared_pipeline.running()
+
+
+@pytest.fixture(scope="session")
+def qwen3_live(qwen3_checkpoint: Path) -> Iterator[LiveOmni]:
+    """Qwen3-Omni's demo config, with as many videos as the cases of the reference have."""
+    live = LiveOmni(qwen3_checkpoint, qwen3_config(stages={"thinker": VIDEOS}))
+    yield live
+    live.close()
 
 
 @pytest.fixture(scope="session")

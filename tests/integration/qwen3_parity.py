@@ -16,6 +16,9 @@ from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
 
 QWEN3_CONFIG = Path(__file__).resolve().parents[2] / "configs" / "qwen3_omni.demo-cpu.yaml"
 
+VIDEOS = {"engine_args": {"limit_mm_per_prompt": {"audio": 4, "image": 4, "video": 2}}}
+"""What the cases need of the thinker beyond the demo config."""
+
 WAVEFORM_SNR_DB = 90.0
 """The decoder has no solver that would amplify float32 rounding."""
 

@@ -219,7 +219,10 @@ V2_RUNS = {
     "seeded preempted": (True, Speaking(("again", "more"), is_together=True, num_codes=20, **SEEDED)),
     "unseeded preempted": (
         True,
-        Speaking(("again", "more"), is_together=True, num_codes=20, temperature=0.9, has_logprobs=True),
+        # Short prompts: the pieces in which they are computed again end between generated tokens.
+        Speaking(
+            ("short", "plain", "image"), is_together=True, num_codes=16, temperature=0.9, has_logprobs=True
+        ),
     ),
 }
 

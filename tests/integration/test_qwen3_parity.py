@@ -6,9 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omni_server.types import AudioDelta
-from tests.integration.live import LiveOmni
-from tests.integration.qwen3_parity import Qwen3Expected, qwen3_config, qwen3_expected, same_speech
+from omni_server.types import AudioDelta, SamplingConfig
+from tests.integration.live import LiveOmni, spoken
+from tests.integration.parity import signal_to_noise_db
+from tests.integration.qwen3_parity import (
+    VIDEOS,
+    WAVEFORM_SNR_DB,
+    Qwen3Expected,
+    qwen3_config,
+    qwen3_expected,
+    same_speech,
+)
 from tests.reference.qwen3_cases import QWEN3_CASES
 from tests.reference.qwen3_cases import answers as reference_answers
 from tests.reference.qwen3_reference import Qwen3Reference
@@ -37,26 +45,17 @@ def all_expected(reference: Qwen3Reference) -> Answers:
     return {name: qwen3_expected(reference, case) for name, case in QWEN3_CASES.items()}
 
 
-VIDEOS = {"engine_args": {"limit_mm_per_prompt": {"audio": 4, "image": 4, "video": 2}}}
-
-
-@pytest.fixture(scope="module")
-def live(qwen3_checkpoint: Path) -> Iterator[LiveOmni]:
-    live = LiveOmni(qwen3_checkpoint, qwen3_config(stages={"thinker": VIDEOS}))
-    yield live
-    live.close()
-
-
 @pytest.fixture(scope="module")
 def wide(qwen3_wide_checkpoint: Path) -> Iterator[LiveOmni]:
-    """The prompt of thinker and talker is computed in pieces."""
+    """Thinker and talker compute a prompt in pieces; the queue has one slot for the rows of a piece."""
     live = LiveOmni(
         qwen3_wide_checkpoint,
         qwen3_config(
             stages={
                 "thinker": {"max_num_batched_tokens": 128, **VIDEOS},
                 "talker": {"max_num_batched_tokens": 64},
-            }
+            },
+            queue={"capacity": 1},
         ),
     )
     yield live
@@ -64,14 +63,16 @@ def wide(qwen3_wide_checkpoint: Path) -> Iterator[LiveOmni]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_text_frames_and_waveform_equal_the_reference(name: str, answers: Answers, live: LiveOmni) -> None:
+def test_text_frames_and_waveform_equal_the_reference(
+    name: str, answers: Answers, qwen3_live: LiveOmni
+) -> None:
     want = answers[name]
-    answer = live.answer(want.request)
+    answer = qwen3_live.answer(want.request)
     same_speech(answer, want)
 
 
-def test_all_requests_together_give_the_same_answers_as_alone(answers: Answers, live: LiveOmni) -> None:
-    together = live.answers([answers[name].request for name in NAMES])
+def test_all_requests_together_give_the_same_answers_as_alone(answers: Answers, qwen3_live: LiveOmni) -> None:
+    together = qwen3_live.answers([answers[name].request for name in NAMES])
     for answer, name in zip(together, NAMES, strict=True):
         same_speech(answer, answers[name])
 
@@ -85,9 +86,9 @@ def test_other_sizes_and_prompts_in_pieces_give_the_references_answers(
 
 
 @pytest.mark.parametrize("name", SPOKEN)
-def test_audio_is_streamed_in_pieces_that_join(name: str, answers: Answers, live: LiveOmni) -> None:
+def test_audio_is_streamed_in_pieces_that_join(name: str, answers: Answers, qwen3_live: LiveOmni) -> None:
     want = answers[name]
-    sound = [event for event in live.events(want.request) if isinstance(event, AudioDelta)]
+    sound = [event for event in qwen3_live.events(want.request) if isinstance(event, AudioDelta)]
     ends = np.cumsum([len(delta.samples) for delta in sound])
     assert [delta.first_sample for delta in sound] == [0, *ends[:-1]]
     # The first window is one frame, less the samples by which the decoder is ahead.
@@ -97,10 +98,34 @@ def test_audio_is_streamed_in_pieces_that_join(name: str, answers: Answers, live
     assert len(want.result.waveform) == 1920 * len(want.result.frames) - 555
 
 
-def test_one_pass_over_an_utterance_gives_the_streamed_waveform(
+def test_text_before_a_stop_string_is_spoken_as_the_reference_speaks_it(
+    answers: Answers, qwen3_live: LiveOmni
+) -> None:
+    """The reference ends its text with a token, and does not speak that; the stop string here has two."""
+    want = answers["stop_early"]
+    *kept_ids, first_id = want.result.text_ids
+    kept, stop = map(
+        qwen3_live.omni.detokenize,
+        (kept_ids, (first_id, answers["count"].result.text_ids[len(kept_ids) + 1])),
+    )
+    assert stop not in kept
+    answer = qwen3_live.answer(
+        spoken(
+            want.case.messages,
+            want.case.voice,
+            thinker=SamplingConfig(temperature=0.0, max_tokens=want.case.thinker_max_tokens, stop=(stop,)),
+            talker=want.request.sampling["talker"],
+        )
+    )
+    assert answer.text == kept
+    assert answer.codes == want.result.codes
+    assert signal_to_noise_db(want.result.waveform, answer.audio) > WAVEFORM_SNR_DB
+
+
+def test_one_pass_over_an_utterance_and_rows_in_messages_give_the_same_waveform(
     qwen3_checkpoint: Path, answers: Answers
 ) -> None:
-    live = LiveOmni(qwen3_checkpoint, qwen3_config(chunks={"mode": "whole"}))
+    live = LiveOmni(qwen3_checkpoint, qwen3_config(chunks={"mode": "whole"}, queue={"transport": "inline"}))
     try:
         for name in SPOKEN:
             want = answers[name]
@@ -125,7 +150,7 @@ def test_speech_that_ends_with_its_first_code_is_silence(qwen3_checkpoint: Path,
         live.close()
 
 
-def test_nothing_is_held_when_all_requests_have_ended(answers: Answers, live: LiveOmni) -> None:
-    live.answers([answers[name].request for name in ("hello", "image", "one_token")])
-    assert live.omni.num_running == 0
-    assert live.held_rows() == 0
+def test_nothing_is_held_when_all_requests_have_ended(answers: Answers, qwen3_live: LiveOmni) -> None:
+    qwen3_live.answers([answers[name].request for name in ("hello", "image", "one_token")])
+    assert qwen3_live.omni.num_running == 0
+    assert qwen3_live.held_rows() == 0

@@ -2,7 +2,6 @@
 client."""
 
 import base64
-import io
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,22 +11,18 @@ import numpy as np
 import numpy.typing as npt
 import openai
 import pytest
-import soundfile
 
 from tests.audio_files import read_audio
 from tests.integration.server_process import MODEL, ServerProcess
 from tests.omni_families import OmniFamily, for_each_family
-from tests.unit.api.clients import URL, base64_of, chat, data_url, error_of, media
+from tests.unit.api.clients import URL, base64_of, chat, data_url, media
 from tests.unit.api.schema import check_completion, check_model
 from tests.unit.api.sse_validator import StreamedAnswer, read_stream
-from tests.unit.api.test_bad_bodies import NOT_JSON
-from tests.unit.api.test_bad_requests import REFUSED
 
-SAMPLES_PER_CODE = 480
 KINDS = ("text", "audio", "image", "video")
 HELLO = "Hello, who are you?"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "seed": 7}
-GREEDY_TALKER: dict[str, Any] = {"temperature": 0, "max_tokens": 60}
+GREEDY_TALKER: dict[str, Any] = {"temperature": 0, "max_tokens": 48}
 STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 ENDLESS: dict[str, Any] = {"max_tokens": 3500, "ignore_eos": True}
 
@@ -201,13 +196,9 @@ def test_every_file_format_holds_the_same_speech(
 
 
 @for_each_family
-@pytest.mark.parametrize("audio_format", ["pcm16", "wav"])
-def test_streamed_speech_equals_that_in_one_piece(
-    client: httpx2.Client, hello: dict[str, Any], audio_format: str
-) -> None:
-    streamed = stream_of(client, spoken(audio_format=audio_format))
-    pcm = streamed.data if audio_format == "pcm16" else streamed.data[44:]
-    np.testing.assert_array_equal(np.frombuffer(pcm, "<i2"), samples_of(hello))
+def test_streamed_speech_equals_that_in_one_piece(client: httpx2.Client, hello: dict[str, Any]) -> None:
+    streamed = stream_of(client, spoken())
+    np.testing.assert_array_equal(np.frombuffer(streamed.data, "<i2"), samples_of(hello))
     assert streamed.transcript == text_of(hello)
     assert usage_of(streamed) == usage_of(hello)
     assert streamed.finish_reason == hello["choices"][0]["finish_reason"]
@@ -218,7 +209,7 @@ def test_sound_leaves_while_the_text_is_still_written(client: httpx2.Client) -> 
     body = spoken(
         max_tokens=400, min_tokens=400, ignore_eos=True
     )  # a busy machine takes a while to begin speaking
-    streamed = stream_of(client, body | {"stage_sampling": {"talker": {"max_tokens": 300}}})
+    streamed = stream_of(client, body | {"stage_sampling": {"talker": {"max_tokens": 60}}})
     deltas = [chunk["choices"][0]["delta"].get("audio", {}) for chunk in streamed.chunks if chunk["choices"]]
     first_sound = next(index for index, audio in enumerate(deltas) if audio.get("data"))
     last_text = max(index for index, audio in enumerate(deltas) if audio.get("transcript"))
@@ -265,19 +256,20 @@ def test_voices_say_the_same_text_with_different_sound(
 
 
 @for_each_family
-def test_seed_makes_sampled_answers_repeatable(client: httpx2.Client) -> None:
+def test_seed_makes_sampled_answers_repeatable_whole_and_streamed(client: httpx2.Client) -> None:
     sampled: dict[str, Any] = {
         "temperature": 1,
         "stage_sampling": {"talker": {"temperature": 1, "max_tokens": 60}},
     }
-    first, again, other = (outcome(answer_to(client, spoken(**sampled, seed=seed))) for seed in (11, 11, 12))
-    assert first == again
+    first, other = (outcome(answer_to(client, spoken(**sampled, seed=seed))) for seed in (11, 12))
+    again = stream_of(client, spoken(**sampled, seed=11))
+    assert (again.transcript, again.data) == first
     assert other[0] != first[0]
     assert other[1] != first[1]
 
 
 @for_each_family
-@pytest.mark.parametrize("count", [1, 2, 24, 25, 300])
+@pytest.mark.parametrize("count", [1, 2, 24, 25, 100])
 def test_talker_speaks_exactly_as_many_codec_tokens_as_it_is_told(
     family: OmniFamily, client: httpx2.Client, count: int
 ) -> None:
@@ -317,214 +309,6 @@ def test_stop_string_cuts_the_text_and_is_not_spoken(family: OmniFamily, client:
     assert len({kept[1], kept_and_one[1], kept_and_two[1], whole[1]}) == 4, (
         "the sound does not tell where the text ends"
     )
-
-
-# -- media and conversations
-
-
-@for_each_family
-def test_speech_is_heard_in_every_spelling(family: OmniFamily, client: httpx2.Client) -> None:
-    wav = media("speech_hello.wav")
-    url = {"type": "audio_url", "audio_url": {"url": data_url(wav, "audio/wav")}}
-    in_url = {"type": "input_audio", "input_audio": {"data": data_url(wav), "format": "wav"}}
-    answers = [answer_to(client, spoken([part])) for part in (SPEECH_PART, url, in_url)]
-    assert len({outcome(answer) for answer in answers}) == 1
-    fewest, most = family.speech_tokens
-    assert fewest <= answers[0]["usage"]["prompt_tokens_details"]["audio_tokens"] <= most
-
-
-@for_each_family
-def test_what_is_said_changes_the_answer(client: httpx2.Client) -> None:
-    clips = [("speech_hello.wav", "wav"), ("speech_weather.wav", "wav"), ("speech_hello.mp3", "mp3")]
-    parts = [
-        {"type": "input_audio", "input_audio": {"data": base64_of(media(name)), "format": audio_format}}
-        for name, audio_format in clips
-    ]
-    hello, weather, mp3 = (answer_to(client, written([part])) for part in parts)
-    assert text_of(hello) != text_of(weather)
-    assert mp3["usage"]["prompt_tokens_details"]["audio_tokens"] > 0
-
-
-@for_each_family
-def test_images_are_seen(family: OmniFamily, client: httpx2.Client) -> None:
-    question = {"type": "text", "text": "What is this?"}
-    gradient = {"type": "image_url", "image_url": {"url": data_url(media("gradient.png"), "image/png")}}
-    shapes, other = (answer_to(client, written([question, part])) for part in (IMAGE_PART, gradient))
-    counts = [answer["usage"]["prompt_tokens_details"]["image_tokens"] for answer in (shapes, other)]
-    assert tuple(counts) == family.image_tokens
-    assert text_of(shapes) != text_of(other)
-
-
-@for_each_family
-def test_video_is_seen(client: httpx2.Client) -> None:
-    completion = answer_to(client, written([VIDEO_PART, {"type": "text", "text": "What moves?"}]))
-    assert completion["usage"]["prompt_tokens_details"]["video_tokens"] > 0
-    assert text_of(completion)
-
-
-@for_each_family
-def test_all_kinds_together_are_answered_by_voice(client: httpx2.Client) -> None:
-    parts = [{"type": "text", "text": "Compare:"}, SPEECH_PART, IMAGE_PART, VIDEO_PART]
-    whole = answer_to(client, spoken(parts))
-    streamed = stream_of(client, spoken(parts))
-    details = whole["usage"]["prompt_tokens_details"]
-    assert all(details[f"{kind}_tokens"] > 0 for kind in KINDS)
-    assert (streamed.transcript, streamed.data) == outcome(whole)
-
-
-@for_each_family
-def test_earlier_speech_is_referred_to_by_its_id(client: httpx2.Client, hello: dict[str, Any]) -> None:
-    streamed = stream_of(client, spoken())
-    assert streamed.audio_id is not None
-    ids = (message_of(hello)["audio"]["id"], streamed.audio_id)
-    assert ids[0] != ids[1]
-    earlier = [{"role": "assistant", "audio": {"id": audio_id}} for audio_id in ids]
-    earlier.append({"role": "assistant", "content": text_of(hello)})
-    answers = []
-    for message in earlier:
-        body = spoken()
-        body["messages"] += [message, {"role": "user", "content": "And then?"}]
-        answers.append(answer_to(client, body))
-    assert len({outcome(answer) for answer in answers}) == 1
-    assert answers[0]["usage"]["prompt_tokens"] > hello["usage"]["prompt_tokens"]
-
-
-# -- mistakes of the client
-
-
-@pytest.mark.parametrize(("name", "body", "param", "code"), REFUSED, ids=[row[0] for row in REFUSED])
-def test_bad_field_is_refused(
-    client: httpx2.Client, name: str, body: Any, param: str | None, code: str
-) -> None:
-    error = error_of(client.post(URL, json=body))
-    assert (error["param"], error["code"]) == (param, code)
-
-
-@pytest.mark.parametrize("body", [row[1] for row in NOT_JSON], ids=[row[0] for row in NOT_JSON])
-def test_body_that_is_not_json_is_refused(client: httpx2.Client, body: bytes) -> None:
-    response = client.post(URL, content=body, headers={"content-type": "application/json"})
-    assert error_of(response)["code"] == "invalid_json"
-
-
-def _media_part(kind: str, url: str) -> list[dict[str, Any]]:
-    return [{"type": kind, kind: {"url": url}}]
-
-
-BAD_MEDIA = [
-    (
-        "base64 malformed",
-        [{"type": "input_audio", "input_audio": {"data": "%%%", "format": "wav"}}],
-        "invalid_base64",
-    ),
-    ("audio undecodable", _media_part("audio_url", data_url(bytes(999))), "invalid_audio"),
-    (
-        "audio cut in its header",
-        _media_part("audio_url", data_url(media("speech_hello.wav")[:20])),
-        "invalid_audio",
-    ),
-    ("image undecodable", _media_part("image_url", data_url(bytes(999))), "invalid_image"),
-    ("image cut short", _media_part("image_url", data_url(media("shapes.png")[:100])), "invalid_image"),
-    ("video undecodable", _media_part("video_url", data_url(bytes(999))), "invalid_video"),
-    ("video cut short", _media_part("video_url", data_url(media("ball.mp4")[:500])), "invalid_video"),
-    ("host not allowed", _media_part("image_url", "http://127.0.0.1:1/x.png"), "media_not_allowed"),
-    ("file", _media_part("image_url", "file:///etc/passwd"), None),
-    ("too many images", [IMAGE_PART] * 5, "too_many_media"),
-]
-
-
-@pytest.mark.parametrize(("name", "content", "code"), BAD_MEDIA, ids=[row[0] for row in BAD_MEDIA])
-@pytest.mark.parametrize("stream", [False, True])
-def test_bad_media_are_refused(
-    client: httpx2.Client, name: str, content: Any, code: str | None, stream: bool
-) -> None:
-    error = error_of(client.post(URL, json=spoken(content, stream=stream)))
-    assert error["param"].startswith("messages")
-    assert code is None or error["code"] == code
-
-
-@for_each_family
-@pytest.mark.parametrize("stream", [False, True])
-def test_prompt_that_is_too_long_is_refused(client: httpx2.Client, stream: bool) -> None:
-    # 8192 tokens fit: the first has too many for the tokenizer's limit, the second together with its answer.
-    error = error_of(client.post(URL, json=spoken("word " * 20_000, stream=stream)))
-    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
-    error = error_of(client.post(URL, json=spoken("hi", max_tokens=8191, stream=stream)))
-    assert (error["param"], error["code"]) == ("max_completion_tokens", "context_length_exceeded")
-
-
-@pytest.mark.parametrize("name", ["max_tokens", "min_tokens"])
-def test_speech_limit_that_does_not_fit_the_talkers_context_is_refused(
-    client: httpx2.Client, name: str
-) -> None:
-    error = error_of(
-        client.post(URL, json=spoken(stage_sampling={"talker": {"max_tokens": 10240, name: 10240}}))
-    )
-    assert error["param"] == "stage_sampling.talker.max_tokens"
-    assert error["code"] == "context_length_exceeded"
-
-
-def test_prompt_that_leaves_less_room_than_the_default_limit_is_answered_within_it(
-    client: httpx2.Client,
-) -> None:
-    num_others = answer_to(client, written("word"))["usage"]["prompt_tokens"] - 1
-    longest = " ".join(["word"] * (8191 - num_others))
-    answer = answer_to(client, written(longest, max_tokens=None, ignore_eos=True))
-    assert answer["usage"]["prompt_tokens"] == 8191
-    assert answer["usage"]["completion_tokens"] == 1
-    assert answer["choices"][0]["finish_reason"] == "length"
-
-
-def test_audio_of_the_longest_duration_allowed_is_heard(client: httpx2.Client) -> None:
-    samples, rate = soundfile.read(io.BytesIO(media("speech_hello.wav")), dtype="int16")
-    file = io.BytesIO()
-    soundfile.write(file, np.resize(samples, 300 * rate), rate, format="FLAC")
-    part = {"type": "input_audio", "input_audio": {"data": base64_of(file.getvalue()), "format": "flac"}}
-    answer = answer_to(client, spoken([part]))
-    assert answer["usage"]["prompt_tokens_details"]["audio_tokens"] == 7500
-    assert num_tokens(answer)[1] > 0
-
-
-def test_min_tokens_above_the_limit_of_the_stage_config_are_refused(client: httpx2.Client) -> None:
-    for body in (
-        written(max_tokens=None, min_tokens=2000),
-        spoken(stage_sampling={"talker": {"min_tokens": 2000}}),
-    ):
-        assert error_of(client.post(URL, json=body))["code"] == "invalid_value"
-
-
-def test_unknown_model_is_not_found(client: httpx2.Client) -> None:
-    error = error_of(client.post(URL, json=chat() | {"model": "no-such-model"}), 404)
-    assert (error["param"], error["code"]) == ("model", "model_not_found")
-
-
-def test_audio_id_that_nobody_was_given_is_refused(client: httpx2.Client) -> None:
-    body = spoken()
-    body["messages"] += [
-        {"role": "assistant", "audio": {"id": "audio_0"}},
-        {"role": "user", "content": "And?"},
-    ]
-    assert error_of(client.post(URL, json=body))["code"] == "audio_not_found"
-
-
-def test_audio_object_without_the_modality_is_ignored(client: httpx2.Client) -> None:
-    with_object = answer_to(client, written(audio={"voice": "Ethan", "format": "wav"}))
-    assert outcome(with_object) == outcome(answer_to(client, written()))
-
-
-def test_official_client_raises_the_class_of_each_mistake(official: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError):
-        official.chat.completions.create(**arguments(written() | {"model": "no-such-model"}))
-    with pytest.raises(openai.BadRequestError) as failure:
-        official.chat.completions.create(**arguments(spoken(voice="nobody")))
-    assert failure.value.param == "audio.voice"
-    assert "Chelsie, Ethan" in failure.value.message
-
-
-def test_requests_after_all_these_mistakes_are_answered_as_before(
-    client: httpx2.Client, hello: dict[str, Any]
-) -> None:
-    assert outcome(answer_to(client, spoken())) == outcome(hello)
-    assert client.get("/health").status_code == 200
 
 
 # -- many at once
@@ -582,7 +366,7 @@ def test_clients_that_leave_free_everything(
             assert any('"data":' in line for line in response.iter_lines())
 
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(leave_after_the_first_sound, range(20)))
+        list(threads.map(leave_after_the_first_sound, range(10)))
     server.wait_until_idle()
     assert_same_answers(all_at_once(client), one_by_one)
 
@@ -597,8 +381,7 @@ def test_client_that_leaves_before_a_whole_answer_frees_everything(
     assert outcome(answer_to(client, spoken())) == outcome(hello)
 
 
-def test_server_with_its_engines_stays_below_four_gigabytes(
-    server: ServerProcess, one_by_one: object
-) -> None:
+@for_each_family
+def test_server_with_its_engines_stays_below_four_gigabytes(server: ServerProcess, hello: object) -> None:
     assert len(server.engine_pids()) == 3
     assert server.memory_bytes() < 4e9

@@ -19,12 +19,12 @@ import soundfile
 from omni_server.types import SAMPLE_RATE_HZ
 from tests.audio_files import read_audio
 from tests.integration.server_process import MODEL, ROOT, ServerProcess
+from tests.omni_families import OmniFamily, for_each_family
 from tests.unit.api.clients import media
 from tests.unit.api.sse_validator import parse_frames
 from tests.unit.media.containers import LIVE_WEBM, record
 
-NUM_CODES = 120
-SAMPLES_PER_CODE = 480
+NUM_CODES = 48
 SPEECH_URL = "/v1/audio/speech"
 TEXT = "Good morning! It is a quarter past nine."
 SPEECH_BAND_HZ = 4000.0
@@ -47,10 +47,10 @@ def file_of(client: httpx2.Client, **fields: Any) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def pcm(client: httpx2.Client) -> Samples:
+def pcm(client: httpx2.Client, family: OmniFamily) -> Samples:
     """What all other formats must hold."""
     samples = np.frombuffer(file_of(client, response_format="pcm"), "<i2") / 32768
-    assert samples.size == NUM_CODES * SAMPLES_PER_CODE
+    assert samples.size == family.num_samples(NUM_CODES)
     assert np.abs(samples).max() > 0.01
     return samples
 
@@ -89,6 +89,7 @@ def test_official_client_gets_the_same_speech_in_every_format(
         assert similarity(below(SPEECH_BAND_HZ, samples), below(SPEECH_BAND_HZ, pcm)) > 0.9
 
 
+@for_each_family
 def test_official_client_streams_speech(official: openai.OpenAI, pcm: Samples) -> None:
     create = official.audio.speech.with_streaming_response.create
     with create(
@@ -99,11 +100,12 @@ def test_official_client_streams_speech(official: openai.OpenAI, pcm: Samples) -
     np.testing.assert_array_equal(np.frombuffer(b"".join(pieces), "<i2") / 32768, pcm)
 
 
-def test_sound_arrives_while_later_sound_is_made(client: httpx2.Client) -> None:
+@for_each_family
+def test_sound_arrives_while_later_sound_is_made(family: OmniFamily, client: httpx2.Client) -> None:
     body = speech(response_format="pcm") | ENDLESS
     with client.stream("POST", SPEECH_URL, json=body) as response:
         first = next(response.iter_raw())
-    assert 0 < len(first) < 3500 * SAMPLES_PER_CODE * 2 / 4
+    assert 0 < len(first) < 2 * family.num_samples(3500) / 4
 
 
 def test_events_hold_the_file_and_its_tokens(client: httpx2.Client, pcm: Samples) -> None:
@@ -117,6 +119,7 @@ def test_events_hold_the_file_and_its_tokens(client: httpx2.Client, pcm: Samples
     assert usage["total_tokens"] == usage["input_tokens"] + NUM_CODES
 
 
+@for_each_family
 def test_text_voice_and_instructions_are_heard(client: httpx2.Client, pcm: Samples) -> None:
     """By a model that babbles: each changes what it says."""
     changes: list[dict[str, Any]] = [
@@ -129,17 +132,20 @@ def test_text_voice_and_instructions_are_heard(client: httpx2.Client, pcm: Sampl
     assert len({same, *files}) == 1 + len(files)
 
 
-@pytest.mark.parametrize("text", ["👋🏽🎉", "0123456789", "早上好。", "صباح الخير", "<|im_end|><|AUDIO|>"])
-def test_any_text_is_read(client: httpx2.Client, text: str) -> None:
-    assert len(file_of(client, text=text, response_format="pcm")) == 2 * NUM_CODES * SAMPLES_PER_CODE
+@pytest.mark.parametrize(
+    "text", ["👋🏽🎉", "0123456789", "早上好。", "صباح الخير", "<|im_end|><|AUDIO|><|audio_pad|>"]
+)
+def test_any_text_is_read(family: OmniFamily, client: httpx2.Client, text: str) -> None:
+    assert len(file_of(client, text=text, response_format="pcm")) == 2 * family.num_samples(NUM_CODES)
 
 
-def test_a_text_of_the_greatest_length_is_read_in_passages(client: httpx2.Client) -> None:
+@for_each_family
+def test_a_text_of_the_greatest_length_is_read_in_passages(family: OmniFamily, client: httpx2.Client) -> None:
     text = "This is one of many sentences. " * 132
     assert 4000 < len(text.strip()) <= 4096
-    limits = {"talker": {"temperature": 0, "min_tokens": 30, "max_tokens": 30}}
+    limits = {"talker": {"temperature": 0, "min_tokens": 8, "max_tokens": 8}}
     num_samples = len(file_of(client, text=text, response_format="pcm", stage_sampling=limits)) // 2
-    assert num_samples == 19 * 30 * SAMPLES_PER_CODE  # 225 letters each: half of the talker's 30 s
+    assert num_samples == 19 * family.num_samples(8)  # 225 letters each: half of the talker's 30 s
 
 
 def test_listeners_that_leave_free_everything(
@@ -151,15 +157,16 @@ def test_listeners_that_leave_free_everything(
             next(response.iter_raw())
 
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(leave_after_the_first_sound, ["pcm", "mp3"] * 6))
+        list(threads.map(leave_after_the_first_sound, ["pcm", "mp3"] * 3))
     server.wait_until_idle()
     np.testing.assert_array_equal(np.frombuffer(file_of(client, response_format="pcm"), "<i2") / 32768, pcm)
 
 
-def test_voices_and_models_are_listed(client: httpx2.Client) -> None:
+@for_each_family
+def test_voices_and_models_are_listed(family: OmniFamily, client: httpx2.Client) -> None:
     voices = client.get("/v1/audio/voices").json()["voices"]
-    assert [voice["id"] for voice in voices if "alias_of" not in voice] == ["Chelsie", "Ethan"]
-    assert {voice["alias_of"] for voice in voices if "alias_of" in voice} == {"Chelsie", "Ethan"}
+    assert [voice["id"] for voice in voices if "alias_of" not in voice] == list(family.voices)
+    assert {voice["alias_of"] for voice in voices if "alias_of" in voice} == set(family.voices)
     assert client.get("/v1/audio/models").json() == {"models": [{"id": MODEL}]}
 
 
@@ -178,7 +185,8 @@ def test_commands_of_the_page_work(server: ServerProcess, tmp_path: Path) -> Non
     assert "speech.audio.done" in (tmp_path / "speech.events").read_text()
 
 
-def test_official_client_transcribes(official: openai.OpenAI) -> None:
+@for_each_family
+def test_official_client_transcribes(family: OmniFamily, official: openai.OpenAI) -> None:
     """The demo model babbles, but the same for the same recording, and otherwise for another one."""
     create = official.audio.transcriptions.create
     hello = create(model=MODEL, file=("hello.wav", WAV), language="en")
@@ -186,8 +194,8 @@ def test_official_client_transcribes(official: openai.OpenAI) -> None:
     assert hello.usage is not None
     assert hello.usage.type == "tokens"
     assert hello.usage.input_token_details is not None
-    # 2.1 s of sound; the encoder has 25 positions a second.
-    assert 50 <= (hello.usage.input_token_details.audio_tokens or 0) <= 54
+    fewest, most = family.speech_tokens
+    assert fewest <= (hello.usage.input_token_details.audio_tokens or 0) <= most
     *deltas, done = create(model=MODEL, file=("hello.wav", WAV), language="en", stream=True)
     assert done.type == "transcript.text.done"
     assert done.text == hello.text

@@ -16,17 +16,16 @@ import torch
 
 from omni_server.types import ChatMessage, TextPart
 from tests.integration.parity import NOISE_SEED, expected, signal_to_noise_db
+from tests.integration.qwen3_parity import qwen3_expected
 from tests.integration.test_server import (
     GREEDY,
     GREEDY_TALKER,
     HELLO,
-    SAMPLES_PER_CODE,
     answer_to,
     message_of,
     num_tokens,
     outcome,
     samples_of,
-    sound_of,
     spoken,
     stream_of,
     text_of,
@@ -34,8 +33,10 @@ from tests.integration.test_server import (
     written,
 )
 from tests.integration.test_streaming import CHUNKED_SNR_DB
+from tests.omni_families import QWEN2_5_OMNI, OmniFamily, for_each_family
 from tests.reference.cases import SPEECH_SYSTEM_PROMPT, Case, say
-from tests.reference.reference import Reference
+from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
+from tests.reference.reference import Reference, ReferenceResult
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.sse_validator import StreamedAnswer, parse_frames
 from tests.unit.api.test_bad_requests import named, tool
@@ -53,6 +54,15 @@ AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "trip", "schema": SC
 TRIP = tool(name="plan_trip", description="Plans a trip.", parameters=SCHEMA)
 STOP = tool(name="stop", parameters={"type": "object", "properties": {}, "additionalProperties": False})
 LONG: dict[str, Any] = {"max_tokens": 400, "temperature": 1}
+
+
+@pytest.fixture(scope="module")
+def own_reference(request: pytest.FixtureRequest, family: OmniFamily) -> Reference | Qwen3Reference:
+    """Of the family that `server` serves."""
+    own: Reference | Qwen3Reference = request.getfixturevalue(
+        "reference" if family is QWEN2_5_OMNI else "qwen3_reference"
+    )
+    return own
 
 
 def entries_of(completion: dict[str, Any]) -> list[dict[str, Any]]:
@@ -77,6 +87,7 @@ def calls_of(completion: dict[str, Any]) -> list[tuple[str, Any]]:
 # -- log-probabilities
 
 
+@for_each_family
 @pytest.mark.parametrize("make", [written, spoken])
 def test_greedy_tokens_are_the_likeliest_and_join_to_the_text(client: httpx2.Client, make: Any) -> None:
     whole = answer_to(client, make(logprobs=True, top_logprobs=3))
@@ -103,16 +114,19 @@ def test_streamed_log_probabilities_are_the_same(client: httpx2.Client, make: An
         ]
 
 
-def test_log_probabilities_are_those_of_the_reference(client: httpx2.Client, reference: Reference) -> None:
+@for_each_family
+def test_log_probabilities_are_those_of_the_reference(
+    client: httpx2.Client, own_reference: Reference | Qwen3Reference
+) -> None:
     """Also of sampled tokens: they are the model's own, before temperature and the like."""
     for fields in ({}, {"temperature": 1, "seed": 5, "top_k": 20}):
         entries = entries_of(answer_to(client, written(logprobs=True, top_logprobs=2, **fields)))
-        tokenizer = reference.processor.tokenizer
-        prompt = reference.prompt((ChatMessage("user", (TextPart(HELLO),)),))["input_ids"]
+        tokenizer = own_reference.processor.tokenizer
+        prompt = own_reference.prompt((ChatMessage("user", (TextPart(HELLO),)),))["input_ids"]
         text_ids = [tokenizer.encode(entry["token"], add_special_tokens=False)[0] for entry in entries]
         ids = torch.cat([prompt, torch.tensor([text_ids])], dim=1)
         with torch.inference_mode():
-            logits = reference.model.thinker(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            logits = own_reference.model.thinker(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
         expected = torch.log_softmax(logits[0].float(), dim=-1)[prompt.shape[1] - 1 : -1]
         sampled = expected[torch.arange(len(text_ids)), torch.tensor(text_ids)]
         assert [entry["logprob"] for entry in entries] == pytest.approx(sampled.tolist(), abs=2e-3)
@@ -153,11 +167,12 @@ def test_single_tokens_are_barred_and_forced(client: httpx2.Client, reference: R
     assert "," not in without
 
 
+@for_each_family
 @pytest.mark.parametrize("fields", [{}, {"stop": "nothing"}], ids=["free", "with a stop string"])
 def test_text_that_ends_inside_a_character_ends_with_a_replacement_character(
-    client: httpx2.Client, reference: Reference, fields: dict[str, Any]
+    client: httpx2.Client, own_reference: Reference | Qwen3Reference, fields: dict[str, Any]
 ) -> None:
-    tokenizer = reference.processor.tokenizer
+    tokenizer = own_reference.processor.tokenizer
     begin_id = tokenizer.encode("é", add_special_tokens=False)[0]
     text = tokenizer.decode([begin_id])
     assert text == "\ufffd"
@@ -341,36 +356,49 @@ def test_call_that_was_asked_for_by_voice_is_silent(client: httpx2.Client) -> No
     assert num_tokens(whole)[1] == 0
 
 
-def test_prose_in_a_turn_with_tools_is_spoken_as_ever(client: httpx2.Client, reference: Reference) -> None:
-    """The reference knows no tools: it reads a system message that spells them, its tags as tokens."""
+def of_the_reference(reference: Reference | Qwen3Reference, system: str) -> ReferenceResult | Qwen3Result:
+    """What it answers to `HELLO`, within the limits of `spoken`."""
+    if isinstance(reference, Reference):
+        system = f"{SPEECH_SYSTEM_PROMPT}\n\n{system}"
+    messages = (say("system", system), say("user", HELLO))
+    case = Case("tools", messages, "Chelsie", GREEDY["max_tokens"], GREEDY_TALKER["max_tokens"])
+    if isinstance(reference, Reference):
+        return expected(reference, case).result
+    return qwen3_expected(reference, case).result
+
+
+@for_each_family
+def test_prose_in_a_turn_with_tools_is_spoken_as_ever(
+    family: OmniFamily, client: httpx2.Client, own_reference: Reference | Qwen3Reference
+) -> None:
+    """The reference is told of no tools: it reads a system message that spells them, its tags as tokens."""
     definition = json.dumps({"type": "function", "function": STOP["function"]})
     tools_text = (
-        "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
         "You are provided with function signatures within <tools></tools> XML tags:\n"
         f"<tools>\n{definition}\n</tools>\n\n"
         "For each function call, return a json object with function name and arguments within <tool_call></tool_call> "
         'XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
     )
-    messages = (say("system", SPEECH_SYSTEM_PROMPT + tools_text), say("user", HELLO))
-    limits = GREEDY["max_tokens"], GREEDY_TALKER["max_tokens"]
-    want = expected(reference, Case("tools", messages, "Chelsie", *limits)).result
+    want = of_the_reference(own_reference, tools_text)
     with_tools = answer_to(client, spoken(tools=[STOP], seed=NOISE_SEED))
     assert with_tools["usage"]["prompt_tokens"] == len(want.prompt_ids)
-    assert num_tokens(with_tools) == (len(want.text_ids), len(want.codes))
+    assert num_tokens(with_tools)[0] == len(want.text_ids)
+    assert family.num_samples(num_tokens(with_tools)[1]) == len(want.waveform) > 0
     transcript = message_of(with_tools)["audio"]["transcript"]
-    assert transcript == reference.processor.tokenizer.decode(want.text_ids, skip_special_tokens=True)
+    assert transcript == own_reference.processor.tokenizer.decode(want.text_ids, skip_special_tokens=True)
     sound = samples_of(with_tools) / np.float32(32768)
-    assert len(sound) > 0
     assert signal_to_noise_db(want.waveform, sound) > CHUNKED_SNR_DB
     streamed = stream_of(client, spoken(tools=[STOP], seed=NOISE_SEED))
     assert (streamed.transcript, streamed.data) == outcome(with_tools)
 
 
+@for_each_family
 def test_call_that_a_free_model_makes_is_silent_and_what_it_says_before_is_not(
-    client: httpx2.Client, reference: Reference
+    family: OmniFamily, client: httpx2.Client, own_reference: Reference | Qwen3Reference
 ) -> None:
     """A bias makes the model begin a call at some time; from there on it is held to a strict function."""
-    (tag,) = reference.processor.tokenizer.encode("<tool_call>", add_special_tokens=False)
+    (tag,) = own_reference.processor.tokenizer.encode("<tool_call>", add_special_tokens=False)
     strict = tool(name="stop", parameters=STOP["function"]["parameters"], strict=True)
     body = spoken(tools=[strict], temperature=1, parallel_tool_calls=False, max_tokens=200)
     said = []
@@ -387,7 +415,7 @@ def test_call_that_a_free_model_makes_is_silent_and_what_it_says_before_is_not(
         else:
             assert message["audio"]["transcript"]
             assert "tool_call" not in message["audio"]["transcript"]
-            assert len(sound_of(whole)) == 2 * SAMPLES_PER_CODE * num_tokens(whole)[1]
+            assert samples_of(whole).size == family.num_samples(num_tokens(whole)[1])
             said.append(seed)
     assert said
     certain = answer_to(client, body | {"seed": 1, "logit_bias": {str(tag): 100}})

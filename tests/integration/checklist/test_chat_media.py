@@ -1,5 +1,6 @@
 """Rows C15 to C30: sound, pictures and videos in chat, and where they may come from."""
 
+import io
 import json
 from typing import Any
 from urllib.parse import quote
@@ -7,6 +8,7 @@ from urllib.parse import quote
 import httpx2
 import openai
 import pytest
+import soundfile
 
 from tests.integration.checklist.curl import Curl
 from tests.integration.checklist.guarded import KEY, MediaHost
@@ -14,7 +16,8 @@ from tests.integration.checklist.test_chat import SHORT, completion_of
 from tests.integration.server_process import ServerProcess
 from tests.integration.test_server import IMAGE_PART, SPEECH_PART, VIDEO_PART, arguments, spoken, written
 from tests.omni_families import OmniFamily, for_each_family
-from tests.unit.api.clients import URL, base64_of, error_of, media, tone
+from tests.unit.api.clients import URL, base64_of, data_url, error_of, media, tone
+from tests.unit.media.containers import record
 
 
 def sound(data: bytes | str, audio_format: str = "wav") -> list[dict[str, Any]]:
@@ -151,3 +154,18 @@ def test_redirect_to_a_private_address_is_not_followed(
 
 def test_c30_host_that_never_answers_is_given_up(guarded: ServerProcess, media_host: MediaHost) -> None:
     assert error_of(fetched(guarded, media_host.url("/never")))["code"] == "media_fetch_failed"
+
+
+@for_each_family
+def test_c59_sound_of_a_video_is_heard_where_it_is_asked_for(family: OmniFamily, curl: Curl) -> None:
+    samples, rate = soundfile.read(io.BytesIO(media("speech_hello.wav")), dtype="float32", always_2d=True)
+    url = data_url(record("mp4", "aac", samples.T, rate, has_video=True), "video/mp4")
+    body = written([{"type": "video_url", "video_url": {"url": url}}], **SHORT)
+    silent, heard = (
+        completion_of(curl.post(URL, body | {"mm_processor_kwargs": {"use_audio_in_video": is_heard}}))
+        for is_heard in (False, True)
+    )
+    counts = [answer["usage"]["prompt_tokens_details"] for answer in (silent, heard)]
+    assert counts[0]["audio_tokens"] == 0
+    assert counts[1]["audio_tokens"] >= family.speech_tokens[0]
+    assert counts[0]["video_tokens"] == counts[1]["video_tokens"] > 0

@@ -197,7 +197,7 @@ def test_e10_full_server_says_when_to_come_back(guarded: ServerProcess) -> None:
 
 
 def test_e13_numbers_that_no_field_takes(curl: Curl) -> None:
-    """Nesting, NaN and surrogates: `test_server.py::test_body_that_is_not_json_is_refused`."""
+    """Nesting, NaN and surrogates: `test_server_inputs.py::test_body_that_is_not_json_is_refused`."""
     bodies: list[Any] = [chat(max_tokens=10**30), chat(seed=10**30), chat(temperature=10**400)]
     for body in bodies:
         error_of(curl.post(URL, body))

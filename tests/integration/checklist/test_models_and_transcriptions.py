@@ -9,7 +9,6 @@ import pytest
 from tests.integration.checklist.curl import Curl
 from tests.integration.checklist.guarded import KEY, NAME_WITH_SLASH
 from tests.integration.server_process import MODEL, ServerProcess
-from tests.omni_families import for_each_family
 from tests.unit.api.clients import error_of, media
 from tests.unit.api.schema import check_model
 from tests.unit.api.sse_validator import parse_frames
@@ -52,19 +51,16 @@ def transcript(curl: Curl) -> str:
     return text
 
 
-@for_each_family
 def test_m04_json(transcript: str) -> None:
     assert transcript.strip()
 
 
-@for_each_family
 def test_m05_text(curl: Curl, transcript: str) -> None:
     response = curl.form(TRANSCRIBE, f"model={MODEL}", FILE, "response_format=text", file=WAV)
     assert response.headers["content-type"].partition(";")[0] == "text/plain"
     assert response.text == transcript + "\n"
 
 
-@for_each_family
 def test_m06_stream(curl: Curl, transcript: str) -> None:
     response = curl.form(TRANSCRIBE, f"model={MODEL}", FILE, "stream=true", file=WAV)
     *deltas, done = [json.loads(payload) for payload in parse_frames(response.text)]

@@ -288,6 +288,7 @@ def test_r24_connection_that_is_cut_frees_the_session(server: ServerProcess) -> 
     server.wait_until_idle()
 
 
+@for_each_family
 def test_r25_sessions_know_nothing_of_each_other(server: ServerProcess) -> None:
     with ExitStack() as stack:
         talks = [stack.enter_context(opened(server.url, max_output_tokens=12)) for _ in range(2)]
