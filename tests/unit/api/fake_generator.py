@@ -143,7 +143,7 @@ def image_script(image: ImageOutput) -> list[ScriptEntry]:
 
 
 def preview_of(image: ImageOutput, index: int) -> npt.NDArray[np.uint8]:
-    return image_of(image) >> (3 - index)
+    return (image_of(image) >> (3 - index)).astype(np.uint8)
 
 
 class FakeGeneration:
