@@ -9,7 +9,7 @@ from omni_server.api.access import AccessMiddleware, ApiKeys, CorsHeaders, needs
 from omni_server.api.chat import chat_router
 from omni_server.api.config import ApiConfig
 from omni_server.api.errors import install_error_handlers
-from omni_server.api.images import images_router
+from omni_server.api.images.router import images_router
 from omni_server.api.limits import Admission, AdmissionMiddleware, BodyLimitMiddleware
 from omni_server.api.middleware import RequestIdMiddleware, UnexpectedErrorMiddleware
 from omni_server.api.models import models_router
@@ -50,7 +50,7 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     app.include_router(chat_router(state, config, admission))
     app.include_router(speech_router(state, config))
     app.include_router(transcriptions_router(state, config))
-    app.include_router(images_router(state, admission))
+    app.include_router(images_router(state, config, admission))
     app.include_router(models_router(state))
     app.include_router(health_router(state, admission))
     app.include_router(metrics_router(state, admission))

@@ -106,6 +106,11 @@ class ApiConfig:
     shorter. Concurrent transcriptions hold up to four times as much audio; further ones wait for
     up to `media_queue_timeout_s`."""
 
+    max_output_pixels: int = 3840 * 2160
+    """Width x height of a generated image, beside the limit of its stage; OpenAI's largest size."""
+    max_image_steps: int = 200
+    """Denoising steps that a request for an image may ask for."""
+
     sse_keep_alive_s: float = 15.0
     """Idle streams send a keep-alive comment at this interval."""
     audio_history_ttl_s: int = 3600

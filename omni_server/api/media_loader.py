@@ -93,6 +93,10 @@ class MediaLoader:
         """Decodes an uploaded file. Raises the errors of `load`, without a field name."""
         return await self._in_thread(lambda stop: decode_audio(data, self._limits, None, stop))
 
+    async def load_image_file(self, data: bytes) -> ImagePart:
+        """Decodes an uploaded file. Raises the errors of `load`, without a field name."""
+        return await self._in_thread(lambda _: decode_image(data, self._limits))
+
     async def _fetched(self, url: str, decode: Callable[[bytes, Cancellation], Result]) -> Result:
         is_held = url[:5].lower() == "data:"  # already in memory with the request
         if not is_held:

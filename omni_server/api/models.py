@@ -6,6 +6,7 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from omni_server.api.images.parse import PARAMETERS
 from omni_server.api.openapi import error_responses
 from omni_server.api.parse import check_model
 from omni_server.api.state import ServerState
@@ -20,6 +21,30 @@ class About(BaseModel):
     example_prompts: list[str]
 
 
+class FreeImageSizes(BaseModel):
+    multiple: int
+    """Width and height are multiples of this many pixels."""
+    max_ratio: float
+    """Of the longer to the shorter side."""
+    max_pixels: int
+    """Width x height."""
+
+
+class Images(BaseModel):
+    """What a model that generates images can do."""
+
+    sizes: list[str]
+    """The default first."""
+    free_sizes: FreeImageSizes | None
+    """Other sizes; null if there are none."""
+    parameters: list[str]
+    """Extensions that requests may use, besides `seed`, and `partial_images` if streams have previews."""
+    max_input_images: int
+    """Images that an edit may have; 0 if the model edits none."""
+    needs_input_image: bool
+    """The model only edits images."""
+
+
 class Model(BaseModel):
     id: str
     object: Literal["model"] = "model"
@@ -31,6 +56,8 @@ class Model(BaseModel):
     modalities: dict[Literal["input", "output"], list[str]]
     voices: list[str]
     about: About | None
+    images: Images | None
+    """None for a model that generates no images."""
 
 
 class ModelList(BaseModel):
@@ -108,16 +135,32 @@ def models_router(state: ServerState) -> APIRouter:
     return router
 
 
+def _images(info: ModelInfo) -> Images | None:
+    if not info.image_sizes:
+        return None
+    features = info.image_features
+    free = features.free_sizes
+    return Images(
+        sizes=[str(size) for size in info.image_sizes],
+        free_sizes=FreeImageSizes.model_validate(free, from_attributes=True) if free is not None else None,
+        parameters=sorted(PARAMETERS[field] for field in features.parameters),
+        max_input_images=features.max_input_images,
+        needs_input_image=features.needs_input_image,
+    )
+
+
 def _card(name: str, info: ModelInfo) -> Model:
+    edited = ("image",) if info.image_features.max_input_images else ()
     return Model(
         id=name,
         created=info.created,
         root=info.name,
         max_model_len=info.max_model_len,
         modalities={
-            "input": ["text", *info.input_modalities],
+            "input": list(dict.fromkeys(("text", *info.input_modalities, *edited))),
             "output": [output for output in ("text", "audio", "image") if output in info.outputs],
         },
         voices=list(info.voices),
+        images=_images(info),
         about=About.model_validate(info.about, from_attributes=True) if info.about is not None else None,
     )

@@ -17,6 +17,8 @@ from omni_server.types import (
     AudioDelta,
     AudioPart,
     Finished,
+    ImageDone,
+    ImageProgress,
     ModelInfo,
     OmniEvent,
     OmniRequest,
@@ -62,6 +64,9 @@ class AnswerRecord:
         self.first_audio_s: float | None = None
         self.last_audio_s: float | None = None
         self.num_samples = 0
+        self.num_images = 0
+        self.num_steps = 0
+        """Denoising steps done."""
         self.underrun_s = 0.0
         """Total silence of a player that starts with the first audio and has no playout buffer."""
         self._played_until_s = 0.0
@@ -93,6 +98,10 @@ class AnswerRecord:
                     self.first_text_s = self._now()
             case AudioDelta():
                 self._audio(len(event.samples), self._now())
+            case ImageProgress():
+                self.num_steps = event.step
+            case ImageDone():
+                self.num_images += 1
             case Finished():
                 self.finished = event
                 self._end("ok", event.finish_reason)

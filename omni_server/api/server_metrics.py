@@ -125,6 +125,10 @@ class ServerMetrics:
         self._audio_input = counter(
             "omni_audio_input_seconds", "Duration of the audio in requests, without that of videos."
         )
+        self._images = counter("omni_images", "Generated images.")
+        self._image_steps = counter(
+            "omni_image_steps", "Denoising steps of images, also of those that failed or were aborted."
+        )
         old_names: dict[str, MetricWrapperBase] = {
             "omni_answers_dropped": self.answers_dropped,
             "omni_queue_depth": self.in_flight,
@@ -155,6 +159,8 @@ class ServerMetrics:
         self._answers.labels(answer.outcome, answer.reason).inc()
         self._audio_input.inc(answer.audio_input_s)
         self._audio_output.inc(answer.audio_s)
+        self._images.inc(answer.num_images)
+        self._image_steps.inc(answer.num_steps)
         if answer.first_text_s is not None:
             self._first_text.observe(answer.first_text_s)
         if answer.first_audio_s is not None:

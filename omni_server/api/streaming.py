@@ -60,6 +60,11 @@ def frame(data: BaseModel) -> bytes:
     return b"data: " + _on_one_line(data.model_dump_json(exclude_unset=True)) + b"\n\n"
 
 
+def named_frame(event: str, data: BaseModel) -> bytes:
+    """Like `frame`, with the event's name on a line of its own."""
+    return b"event: " + event.encode() + b"\n" + frame(data)
+
+
 class FrameTemplate:
     """Renders frames that differ only in one string, without a model for each."""
 

@@ -1,34 +1,19 @@
-"""The form of a transcription request: reads it within bounds, in memory only, then checks each field."""
+"""The form of a transcription request: checks each field."""
 
 import re
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
-from python_multipart.multipart import parse_options_header
-from starlette.formparsers import MultiPartException, MultiPartParser
 
+from omni_server.api.forms import BOOLEAN_PATTERN, Form, form_field
 from omni_server.api.parse import check_model
 from omni_server.api.schemas import NonEmpty
 from omni_server.api.validation import missing_parameter, unsupported, unsupported_choice, validate
-from omni_server.errors import InvalidRequestError, RequestTooLargeError
+from omni_server.errors import InvalidRequestError
 from omni_server.types import ModelInfo
-
-_MAX_FIELDS = 100
-_MAX_FIELD_BYTES = 64 * 1024
-_MAX_OTHER_BYTES = 1024 * 1024
-"""For everything but the file."""
-_CHARSETS = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-1", b"latin-1"})
-"""UTF-8 and the names that clients give ASCII-only forms."""
 
 TEXT_FORMATS = ("json", "text", "verbose_json")
 LANGUAGE_PATTERN = "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$"
-BOOLEAN_PATTERN = (
-    "^([Tt]([Rr][Uu][Ee])?|[Ff]([Aa][Ll][Ss][Ee])?|[Yy]([Ee][Ss])?|[Nn][Oo]?|[Oo]([Nn]|[Ff][Ff])|[01])$"
-)
-"""Pydantic's booleans: true, t, yes, y, on and 1, or false, f, no, n, off and 0, in any case."""
 LIST_FIELDS = ("timestamp_granularities", "include")
 """Forms may append `[]` to these names."""
 
@@ -63,78 +48,6 @@ class TranscriptionForm(BaseModel):
     """Not served."""
 
 
-@dataclass(frozen=True)
-class Form:
-    fields: dict[str, list[str]]
-    """All values of each name, in order."""
-    file: bytes | None
-    """The content of the part "file", if that part has a file name."""
-
-
-async def read_form(request: Request, max_file_bytes: int) -> Form:
-    """Raises `InvalidRequestError` for an invalid form,
-    `RequestTooLargeError`, or `ClientDisconnect`."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "multipart/form-data":
-        raise InvalidRequestError(
-            "Unsupported media type: only 'Content-Type: multipart/form-data' is accepted.",
-            code="invalid_content_type",
-        )
-    _check_charset(request)
-    stream = _bounded(request, max_file_bytes)
-    parser = MultiPartParser(
-        request.headers, stream, max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES
-    )
-    parser.spool_max_size = max_file_bytes + _MAX_OTHER_BYTES  # never write speech to disk
-    try:
-        form = await parser.parse()
-    except MultiPartException as error:
-        raise InvalidRequestError(f"The form cannot be read: {error.message}", code="invalid_form") from None
-    try:
-        fields: dict[str, list[str]] = {}
-        file: bytes | None = None
-        for name, value in form.multi_items():
-            if isinstance(value, str):
-                fields.setdefault(name, []).append(value)
-            elif name == "file":
-                file = await value.read()
-        if file is not None and len(file) > max_file_bytes:
-            raise _too_large(max_file_bytes)
-        return Form(fields, file)
-    finally:
-        await form.close()
-
-
-def _check_charset(request: Request) -> None:
-    """Accepts only UTF-8 and names for ASCII. Starlette decodes with any Python codec that the client
-    names: some raise unexpected errors, others take quadratic time. RFC 7578 has no such parameter, and
-    forms are UTF-8."""
-    _, parameters = parse_options_header(request.headers["content-type"])
-    if parameters.get(b"charset", b"utf-8").lower() not in _CHARSETS:
-        raise InvalidRequestError("The form cannot be read: its charset must be UTF-8.", code="invalid_form")
-
-
-async def _bounded(request: Request, max_file_bytes: int) -> AsyncGenerator[bytes, None]:
-    limit = max_file_bytes + _MAX_OTHER_BYTES
-    declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared[:20]) > limit:
-        raise _too_large(max_file_bytes)
-    num_bytes = 0
-    async for chunk in request.stream():
-        num_bytes += len(chunk)
-        if num_bytes > limit:
-            raise _too_large(max_file_bytes)
-        yield chunk
-
-
-def _too_large(max_bytes: int) -> RequestTooLargeError:
-    return RequestTooLargeError(
-        f"Maximum file size exceeded: this server accepts {max_bytes} bytes.",
-        param="file",
-        code="file_too_large",
-    )
-
-
 def parse_transcription_form(
     form: Form, model: ModelInfo, *, to_english: bool
 ) -> tuple[TranscriptionForm, bytes]:
@@ -166,13 +79,13 @@ def parse_transcription_form(
         )
     if body.include:
         raise unsupported("'include' is not supported.", "include[]")
-    if form.file is None and "file" in form.fields:
+    if "file" not in form.files and "file" in form.fields:
         raise InvalidRequestError(
             "Invalid type for 'file': expected a file, but got a string instead.",
             param="file",
             code="invalid_type",
         )
-    if form.file is None:
+    if "file" not in form.files:
         raise missing_parameter("file")
     if body.language is not None:
         if _LANGUAGE.fullmatch(body.language) is None:
@@ -182,7 +95,7 @@ def parse_transcription_form(
                 param="language",
             )
         body.language = body.language.partition("-")[0].lower()
-    return body, form.file
+    return body, form.files["file"][-1]
 
 
 def _body(form: Form) -> dict[str, str | list[str]]:
@@ -202,19 +115,9 @@ def form_body() -> dict[str, Any]:
     """`openapi_extra` of a route that reads the form."""
     schema = TranscriptionForm.model_json_schema()
     properties = {
-        name + "[]" if name in LIST_FIELDS else name: _form_field(field)
+        name + "[]" if name in LIST_FIELDS else name: form_field(field)
         for name, field in schema["properties"].items()
     }
     schema["properties"] = properties | {"file": {"type": "string", "format": "binary"}}
     schema["required"] = [*schema["required"], "file"]
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
-
-
-def _form_field(field: dict[str, Any]) -> dict[str, Any]:
-    """Replaces null: unset form fields are empty or absent."""
-    described = {key: value for key, value in field.items() if key != "default"}
-    if "anyOf" in field:
-        described["anyOf"] = [
-            {"const": ""} if branch == {"type": "null"} else branch for branch in field["anyOf"]
-        ]
-    return described

@@ -14,12 +14,13 @@ from pydantic import BaseModel
 
 from omni_server.api.answer_stream import TaskRun
 from omni_server.api.config import ApiConfig
+from omni_server.api.forms import Form, FormLimits, read_form
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import GENERATION_ERRORS, OpenApi, any_of, event_stream
 from omni_server.api.sampling import text_sampling
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame, until_disconnect
-from omni_server.api.transcription_form import Form, form_body, parse_transcription_form, read_form
+from omni_server.api.transcription_form import form_body, parse_transcription_form
 from omni_server.audio.cut import cut_at_pauses
 from omni_server.errors import InvalidRequestError, OverloadedError
 from omni_server.media.source import MediaSource
@@ -118,7 +119,7 @@ class RecordingRoom:
 class TranscriptionService:
     def __init__(self, state: ServerState, config: ApiConfig) -> None:
         self._state = state
-        self._max_upload_bytes = config.max_upload_bytes
+        self._form_limits = FormLimits(config.max_upload_bytes)
         self._keep_alive_s = config.sse_keep_alive_s
         max_samples = int(config.max_upload_seconds * _FULL_RATE_HZ)
         limits = replace(
@@ -133,7 +134,7 @@ class TranscriptionService:
     async def create(self, request: Request, *, to_english: bool) -> Response:
         """Sends no status before the first words are ready. Raises `OmniError`."""
         self._state.require_generator()  # before reading megabytes of body
-        form = await read_form(request, self._max_upload_bytes)
+        form = await read_form(request, self._form_limits)
         return await until_disconnect(self._answer(form, to_english=to_english), request.receive)
 
     async def _answer(self, form: Form, *, to_english: bool) -> Response:

@@ -216,7 +216,8 @@ def _invalid_request(error: ErrorDetails, body: object) -> InvalidRequestError:
         message = f"Invalid type for '{param}': expected {expected}, but got {_json_type(given)} instead."
     elif kind in _COMPARISONS:
         sign, bound, code = _COMPARISONS[kind]
-        code = f"{'integer' if isinstance(given, int) else 'decimal'}_{code}"
+        number = context[bound] if isinstance(given, str) else given  # forms have strings
+        code = f"{'integer' if isinstance(number, int) else 'decimal'}_{code}"
         message = f"Invalid '{param}': expected a value {sign} {context[bound]}."
     elif kind in ("too_short", "string_too_short"):
         subject = "array" if kind == "too_short" else "string"

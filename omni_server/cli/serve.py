@@ -188,6 +188,14 @@ def ready_message(address: str, model: ModelInfo) -> str:
 def curl_example(address: str, model: ModelInfo) -> str:
     """A shell command that asks the server one question and writes answer.wav if it speaks, or that writes
     image.png."""
+    path = _socket_path(address)
+    reach = f"--unix-socket {shlex.quote(path)} http://localhost" if path else address
+    if model.image_features.needs_input_image:
+        return (
+            f"curl -sS {reach}/v1/images/edits -F model={shlex.quote(model.name)} \\\n"
+            "  -F image=@photo.jpg -F prompt='Make it night' \\\n"
+            f'  | python3 -c "{_SAVE_IMAGE}"'
+        )
     body: dict[str, object] = {"model": model.name}
     if model.voices:
         body |= {"modalities": ["text", "audio"], "audio": {"voice": model.default_voice, "format": "wav"}}
@@ -197,8 +205,6 @@ def curl_example(address: str, model: ModelInfo) -> str:
     else:
         endpoint, program = "chat/completions", _SAVE_AUDIO if model.voices else _PRINT_TEXT
         body["messages"] = [{"role": "user", "content": "Hello, who are you?"}]
-    path = _socket_path(address)
-    reach = f"--unix-socket {shlex.quote(path)} http://localhost" if path else address
     return (
         f"curl -sS {reach}/v1/{endpoint} -H 'Content-Type: application/json' \\\n"
         f"  -d {shlex.quote(json.dumps(body))} \\\n"

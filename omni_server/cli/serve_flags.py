@@ -77,6 +77,14 @@ _MEDIA_LIMITS: Limits = {
     ),
     ("--max-upload-duration", "max_upload_seconds", seconds): "duration of audio to transcribe or translate",
 }
+_IMAGE_LIMITS: Limits = {
+    ("--max-output-pixels", "max_output_pixels", positive_count): (
+        "width times height of an image, beside max_image_tokens of the stage; the default is OpenAI's largest size"
+    ),
+    ("--max-image-steps", "max_image_steps", positive_count): (
+        "denoising steps that a request may ask for; more get 400"
+    ),
+}
 _REALTIME_LIMITS: Limits = {
     ("--realtime-max-sessions", "realtime_max_sessions", positive_count): "open sessions; more get 503",
     (
@@ -141,6 +149,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         help="folder of this machine whose files requests may use with file: URLs (default: no file: URLs)",
     )
     _add_limits(media, _MEDIA_LIMITS)
+    _add_limits(parser.add_argument_group("generated images"), _IMAGE_LIMITS)
     _add_limits(parser.add_argument_group("sessions of /v1/realtime"), _REALTIME_LIMITS)
     _add_log_flags(parser.add_argument_group("logs and traces"))
 

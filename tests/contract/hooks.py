@@ -1,5 +1,5 @@
-"""What schemathesis cannot know when it makes requests: which model is served, what a sound file looks like,
-and the rules between fields. Loaded by schemathesis, in a process of its own.
+"""What schemathesis cannot know when it makes requests: which model is served, what sound and image files look
+like, and the rules between fields. Loaded by schemathesis, in a process of its own.
 """
 
 import io
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import schemathesis
 import soundfile
+from PIL import Image
 from schemathesis.transport.serialization import Binary
 
 MODEL = "omni"
@@ -36,13 +37,20 @@ def _sound_file() -> bytes:
     return file.getvalue()
 
 
+def _image_file() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(file, "PNG")
+    return file.getvalue()
+
+
 SOUND = Binary(_sound_file())
+PICTURE = Binary(_image_file())
 
 
 @schemathesis.hook
 def map_case(context: schemathesis.HookContext, case: schemathesis.Case) -> schemathesis.Case:
     """Most requests name the served model and a voice. Of those that are right by the schema, half of the
-    files are sound, and a third of the chats keep the rules between fields, too, so that they are
+    files are sound or images, and a third of the chats keep the rules between fields, too, so that they are
     answered."""
     name = case.path_parameters.get("model_id") if isinstance(case.path_parameters, dict) else None
     if isinstance(name, str) and len(name) % 2 == 0:
@@ -57,6 +65,12 @@ def map_case(context: schemathesis.HookContext, case: schemathesis.Case) -> sche
             file = body.get("file")
             if isinstance(file, bytes | str) and len(file) % 2 == 0:
                 body["file"] = SOUND
+            images = body.get("image")
+            if isinstance(images, list) and len(images) % 2 == 1:
+                body["image"] = [PICTURE] * len(images)
+                body.pop("size", None)
+                body.pop("stream", None)
+                body.pop("partial_images", None)
             if "messages" in body and len(str(body)) % 3 == 0:
                 _keep_rules(body)
     return case

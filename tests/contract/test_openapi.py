@@ -93,6 +93,6 @@ async def test_server_does_what_its_description_says(
     guarded = [
         target for target in operations if "security" in document["paths"][target[1]][target[0].lower()]
     ]
-    assert len(guarded) == (7 if keys else 0)
+    assert len(guarded) == (8 if keys else 0)
     # Without a key and with a wrong one.
     assert sum(found[401] for found in statuses.values()) >= 2 * len(guarded)

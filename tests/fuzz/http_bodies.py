@@ -127,6 +127,16 @@ IMAGES: tuple[dict[str, Any], ...] = (
         "user": "u",
         "stream": False,
     },
+    {
+        "prompt": "A lighthouse",
+        "stream": True,
+        "partial_images": 2,
+        "negative_prompt": "rain",
+        "num_inference_steps": 4,
+        "guidance_scale": 2.5,
+        "true_cfg_scale": 4,
+        "include_parameters": True,
+    },
 )
 _TYPES = (
     "application/json", "application/json; charset=utf-16", "application/vnd.api+json", "text/json", "",
@@ -194,6 +204,7 @@ async def _json(path: str, corpus: tuple[dict[str, Any], ...]) -> AsyncIterator[
 
 
 _FILE = tone(num_samples=4_800)
+_PICTURE = media("shapes.png")
 _NAMES = (
     "file",
     "model",
@@ -204,6 +215,11 @@ _NAMES = (
     "stream",
     "include[]",
     "timestamp_granularities[]",
+    "n",
+    "size",
+    "partial_images",
+    "guidance_scale",
+    "mask",
 )
 _CHARSETS = (
     "utf-8", "utf-16", "utf-7", "idna", "punycode", "hex", "rot13", "undefined", "unicode_escape",
@@ -218,17 +234,17 @@ _FORM_INSERTS = (
 )  # fmt: skip
 
 
-def _form(rng: random.Random) -> tuple[bytes, str]:
-    fields = {"file": _FILE.decode("latin-1"), "model": "omni"}
+def _form(rng: random.Random, file_field: str, file: bytes) -> tuple[bytes, str]:
+    fields = {file_field: file.decode("latin-1"), "model": "omni", "prompt": "x"}
     for _ in range(rng.randrange(4)):
         fields[rng.choice(_NAMES)] = rng.choice(
             ("0.2", "de", "true", "json", "text", "1e999", "nan", "١", *WORDS)
         )
     parts = []
     for name, text in fields.items():
-        file_name = '; filename="a.wav"' if name == "file" else ""
+        file_name = '; filename="a.wav"' if name == file_field else ""
         given = changed_text(rng, name) if rng.random() < 0.02 else name
-        data = _FILE if text == fields["file"] and name == "file" else text.encode()
+        data = file if text == fields[file_field] and name == file_field else text.encode()
         parts.append(
             b'--b\r\ncontent-disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
             % (given.encode(), file_name.encode(), data)
@@ -254,8 +270,9 @@ async def _forms() -> AsyncIterator[Run]:
     async with _posting() as post:
 
         async def run(rng: random.Random) -> str:
-            body, media_type = _form(rng)
-            path = rng.choice(("/v1/audio/transcriptions", "/v1/audio/translations"))
+            path = rng.choice(("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits"))
+            is_edit = path == "/v1/images/edits"
+            body, media_type = _form(rng, *(("image", _PICTURE) if is_edit else ("file", _FILE)))
             headers = {"content-type": rng.choice(_TYPES) if rng.random() < 0.03 else media_type}
             if rng.random() < 0.03:
                 headers |= rng.choice(_HEADERS)
@@ -292,7 +309,7 @@ IMAGE_BODIES = Target(
 )
 FORMS = Target(
     "forms",
-    "forms of transcriptions and translations with every field",
+    "forms of transcriptions, translations and edits of images with every field",
     _forms,
     frozenset({"200", "invalid_form", "missing_required_parameter"}),
     rounds=200,

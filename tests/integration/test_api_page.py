@@ -160,6 +160,7 @@ CHECKS: dict[str, Sequence[Check]] = {
     "`POST /v1/audio/transcriptions`": (is_transcript, is_streamed_transcript),
     "`POST /v1/audio/translations`": (is_plain_text,),
     "`POST /v1/images/generations`": (is_refusal("model", "unsupported_value"),),
+    "`POST /v1/images/edits`": (is_refusal("model", "unsupported_value"),),
     "`GET /v1/realtime`": (opens_a_session,),
     "`GET /live`, `/ready`, `/health`, `/version`, `/metrics`, `/load`": (are_probes, are_metrics),
     "Errors": (is_refusal("model", "model_not_found"),),

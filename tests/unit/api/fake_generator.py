@@ -14,12 +14,16 @@ from omni_server.types import (
     CodecDelta,
     Finished,
     FinishReason,
+    FreeSizes,
     ImageDone,
+    ImageFeatures,
     ImageOutput,
+    ImageProgress,
     ImageSize,
     ModelInfo,
     OmniEvent,
     OmniRequest,
+    PartialImage,
     PromptTokens,
     Task,
     TextDelta,
@@ -54,8 +58,22 @@ IMAGE_MODEL = replace(
     input_modalities=(),
     image_sizes=(ImageSize(32, 32), ImageSize(48, 32)),
 )
+EDITING_MODEL = replace(
+    IMAGE_MODEL,
+    image_features=ImageFeatures(
+        parameters=frozenset(
+            {"negative_prompt", "num_steps", "guidance_scale", "true_cfg_scale", "num_partial_images"}
+        ),
+        free_sizes=FreeSizes(multiple=16, max_ratio=3.0, max_pixels=64 * 64),
+        max_input_images=2,
+    ),
+)
+"""Generates and edits images in steps."""
 VERSATILE_MODEL = replace(
-    MODEL, outputs=MODEL.outputs | IMAGE_MODEL.outputs, image_sizes=IMAGE_MODEL.image_sizes
+    MODEL,
+    outputs=MODEL.outputs | IMAGE_MODEL.outputs,
+    image_sizes=IMAGE_MODEL.image_sizes,
+    image_features=EDITING_MODEL.image_features,
 )
 """No endpoint refuses it."""
 
@@ -105,10 +123,27 @@ def speech_script() -> list[ScriptEntry]:
 
 
 def image_of(image: ImageOutput) -> npt.NDArray[np.uint8]:
-    """Pixels that depend on all that is asked for; no seed counts as 0."""
-    assert image.size is not None
-    shape = (image.size.height, image.size.width, 3)
+    """Pixels that depend on size and seed; no size counts as the model's first, and no seed as 0."""
+    size = image.size or IMAGE_MODEL.image_sizes[0]
+    shape = (size.height, size.width, 3)
     return np.random.default_rng(image.seed or 0).integers(0, 256, shape, np.uint8)
+
+
+NUM_STEPS = 4
+
+
+def image_script(image: ImageOutput) -> list[ScriptEntry]:
+    """Steps, with the previews that are asked for, and the image. Previews are darker than the image."""
+    script: list[ScriptEntry] = []
+    for step in range(1, NUM_STEPS + 1):
+        script.append(ImageProgress(step, NUM_STEPS))
+        if step <= image.num_partial_images:
+            script.append(PartialImage(step - 1, preview_of(image, step - 1)))
+    return [*script, ImageDone(image_of(image)), finished()]
+
+
+def preview_of(image: ImageOutput, index: int) -> npt.NDArray[np.uint8]:
+    return (image_of(image) >> (3 - index)).astype(np.uint8)
 
 
 class FakeGeneration:
@@ -172,7 +207,7 @@ class FakeGenerator:
             raise self.submit_error
         script = self.script
         if script is None and request.image is not None:
-            script = [ImageDone(image_of(request.image)), finished()]
+            script = image_script(request.image)
         elif script is None:
             script = speech_script() if request.speech is not None else text_script()
         generation = FakeGeneration(request.request_id, script)

@@ -21,6 +21,54 @@ class StreamedAnswer:
     chunks: list[dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class StreamedImage:
+    partial: list[dict[str, Any]]
+    completed: dict[str, Any]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [*self.partial, self.completed]
+
+
+def read_image_stream(body: str, kind: str) -> StreamedImage:
+    """A stream of `kind` (`image_generation`, `image_edit`) that has ended well."""
+    events = parse_events(body)
+    assert all(name == event["type"] for name, event in events)
+    *partial, (last, completed) = events
+    assert last == f"{kind}.completed"
+    assert [name for name, _ in partial] == [f"{kind}.partial_image"] * len(partial)
+    common = {"type", "b64_json", "background", "created_at", "output_format", "quality", "size"}
+    assert completed.keys() == common | {"usage"}
+    assert all(event.keys() == common | {"partial_image_index"} for _, event in partial)
+    assert [event["partial_image_index"] for _, event in partial] == list(range(len(partial)))
+    assert len({(event["output_format"], event["size"]) for _, event in events}) == 1
+    usage = completed["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    for side in ("input", "output"):
+        assert sum(usage[f"{side}_tokens_details"].values()) == usage[f"{side}_tokens"]
+    return StreamedImage([event for _, event in partial], completed)
+
+
+def parse_events(body: str) -> list[tuple[str, dict[str, Any]]]:
+    """The names and payloads of all events; comments are skipped, and an error has no name."""
+    assert body.endswith("\n\n")
+    events = []
+    for event in body.split("\n\n")[:-1]:
+        lines = event.splitlines()
+        if event.startswith(":"):
+            assert len(lines) == 1
+            continue
+        *names, data = lines
+        assert len(names) <= 1
+        assert data.startswith("data: ")
+        name = names[0].removeprefix("event: ") if names else ""
+        assert name or not names
+        payload: dict[str, Any] = json.loads(data.removeprefix("data: "))
+        events.append((name, payload))
+    return events
+
+
 def parse_frames(body: str) -> list[str]:
     """The payloads of all frames; comments are skipped."""
     assert body.endswith("\n\n")

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import io
-from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -22,10 +21,16 @@ from omni_server.errors import (
     OverloadedError,
     StageDeadError,
 )
-from omni_server.types import ChatMessage, ImageOutput, ImageSize, TextPart
+from omni_server.types import ChatMessage, ImageOutput, ImageProgress, ImageSize, TextPart
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import app_of, chat, error_of, http_client, openai_client, post
-from tests.unit.api.fake_generator import IMAGE_MODEL, FakeGenerator, Hang, image_of
+from tests.unit.api.fake_generator import (
+    IMAGE_MODEL,
+    NUM_STEPS,
+    FakeGenerator,
+    Hang,
+    image_of,
+)
 from tests.unit.api.test_metrics import scraped, value
 from tests.unit.api.test_request_log import only_line
 
@@ -46,7 +51,7 @@ async def painted(generator: FakeGenerator, **fields: Any) -> dict[str, Any]:
     response = await ask(generator, **fields)
     assert response.status_code == 200, response.text
     body: dict[str, Any] = response.json()
-    assert body.keys() == {"created", "data", "background", "output_format", "size"}
+    assert body.keys() == {"created", "data", "background", "output_format", "size", "usage"}
     return body
 
 
@@ -68,7 +73,7 @@ async def test_the_prompt_becomes_a_png() -> None:
     assert request.messages == (ChatMessage("user", (TextPart(PROMPT),)),)
     assert request.speech is None
     (file,) = files_of(body)
-    assert request.image == ImageOutput(ImageSize(32, 32), None)
+    assert request.image == ImageOutput()
     assert file.startswith(b"\x89PNG")
     np.testing.assert_array_equal(pixels_of(file), image_of(request.image))
     assert (body["output_format"], body["size"], body["background"]) == ("png", "32x32", "opaque")
@@ -119,7 +124,7 @@ async def test_several_images_are_those_of_consecutive_seeds(seed: int) -> None:
 async def test_without_a_seed_each_image_has_one_of_its_own() -> None:
     generator = painter()
     await painted(generator, n=2)
-    assert [request.image for request in generator.requests] == [ImageOutput(ImageSize(32, 32), None)] * 2
+    assert [request.image for request in generator.requests] == [ImageOutput()] * 2
 
 
 @pytest.mark.parametrize(
@@ -130,7 +135,8 @@ async def test_without_a_seed_each_image_has_one_of_its_own() -> None:
         {"quality": "auto", "style": "vivid", "background": "opaque", "moderation": "low"},
         {"quality": "standard", "background": "auto", "output_compression": 100},
         {"user": "u", "safety_identifier": "s", "stream": False, "partial_images": 0},
-        {"negative_prompt": "", "guidance_scale": None, "unheard_of": 1},
+        {"negative_prompt": "", "guidance_scale": None, "unheard_of": 1, "mask": None, "svg": None},
+        {"include_parameters": False},
     ],
 )
 async def test_values_that_change_nothing_are_accepted(fields: dict[str, Any]) -> None:
@@ -149,7 +155,13 @@ async def test_values_that_change_nothing_are_accepted(fields: dict[str, Any]) -
         ({"prompt": "x" * 32_001}, "prompt", "string_above_max_length"),
         ({"n": 0}, "n", "integer_below_min_value"),
         ({"n": 11}, "n", "integer_above_max_value"),
-        ({"size": "1024x1024"}, "size", "unsupported_value"),
+        ({"size": "large"}, "size", "invalid_value"),
+        ({"size": "16x"}, "size", "invalid_value"),
+        ({"size": "-16x16"}, "size", "invalid_value"),
+        ({"size": "0x16"}, "size", "invalid_value"),
+        ({"size": "4096x4096"}, "size", "invalid_value"),
+        ({"size": "100000x10000"}, "size", "invalid_value"),
+        ({"size": "9" * 5_000 + "x1"}, "size", "invalid_value"),
         ({"seed": 2**63}, "seed", "integer_above_max_value"),
         ({"response_format": "url"}, "response_format", "invalid_value"),
         ({"output_format": "gif"}, "output_format", "invalid_value"),
@@ -158,11 +170,22 @@ async def test_values_that_change_nothing_are_accepted(fields: dict[str, Any]) -
         ({"quality": "hd"}, "quality", "invalid_value"),
         ({"style": "natural"}, "style", "invalid_value"),
         ({"background": "transparent"}, "background", "invalid_value"),
-        ({"stream": True}, "stream", "unsupported_value"),
-        ({"partial_images": 2}, "partial_images", "unsupported_value"),
+        ({"output_format": "svg"}, "output_format", "invalid_value"),
+        ({"stream": 1}, "stream", "invalid_type"),
+        ({"stream": True, "n": 2}, "n", "unsupported_value"),
+        ({"partial_images": 2}, "partial_images", "invalid_value"),
+        ({"stream": True, "partial_images": 4}, "partial_images", "integer_above_max_value"),
         ({"image": "data:"}, "image", "unsupported_value"),
-        ({"negative_prompt": "rain"}, "negative_prompt", "unsupported_value"),
-        ({"num_inference_steps": 20}, "num_inference_steps", "unsupported_value"),
+        ({"mask": "data:"}, "mask", "unsupported_value"),
+        ({"complexity": "high"}, "complexity", "unsupported_value"),
+        ({"frame_count": 9}, "frame_count", "unsupported_value"),
+        ({"svg": {}}, "svg", "unsupported_value"),
+        ({"negative_prompt": "x" * 32_001}, "negative_prompt", "string_above_max_length"),
+        ({"num_inference_steps": 0}, "num_inference_steps", "integer_below_min_value"),
+        ({"num_inference_steps": 201}, "num_inference_steps", "integer_above_max_value"),
+        ({"guidance_scale": -0.5}, "guidance_scale", "decimal_below_min_value"),
+        ({"true_cfg_scale": 20.5}, "true_cfg_scale", "decimal_above_max_value"),
+        ({"include_parameters": True, "output_format": "jpeg"}, "include_parameters", "invalid_value"),
         ({"user": 5}, "user", "invalid_type"),
     ],
 )
@@ -175,10 +198,40 @@ async def test_a_value_that_cannot_be_served_is_refused(
     assert generator.requests == []
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+async def test_guidance_that_is_no_number_is_refused(number: str) -> None:
+    generator = painter()
+    body = f'{{"prompt": "x", "guidance_scale": {number}}}'
+    async with http_client(app_of(generator)) as client:
+        response = await client.post(IMAGES_URL, content=body, headers={"content-type": "application/json"})
+    assert error_of(response)["code"] in ("invalid_json", "decimal_above_max_value")
+    assert generator.requests == []
+
+
 async def test_a_refusal_names_the_values_that_are_served() -> None:
-    assert "'auto', '32x32', '48x32'" in error_of(await ask(painter(), size="16x16"))["message"]
     message = error_of(await ask(painter(), response_format="url"))["message"]
     assert message == "Invalid value: 'url'. Supported values are: 'b64_json'."
+
+
+async def test_a_size_that_the_model_does_not_have_is_refused_by_the_model() -> None:
+    generator = painter()
+    generator.submit_error = InvalidRequestError("size 64x64 is not offered; sizes are 32x32", param="size")
+    error = error_of(await ask(generator, size="64x64"))
+    assert (error["param"], error["code"]) == ("size", "invalid_value")
+    assert generator.last_request.image == ImageOutput(ImageSize(64, 64))
+
+
+@pytest.mark.parametrize(
+    ("parameter", "name"), [("num_steps", "num_inference_steps"), ("guidance_scale", "guidance_scale")]
+)
+async def test_a_parameter_that_the_model_does_not_have_is_called_as_in_the_request(
+    parameter: str, name: str
+) -> None:
+    generator = painter()
+    generator.submit_error = InvalidRequestError("no", param=parameter, code="unsupported_parameter")
+    error = error_of(await ask(generator, **{name: 3}))
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+    assert error["message"] == f"The model does not have the parameter '{name}'."
 
 
 async def test_another_model_is_not_found() -> None:
@@ -285,10 +338,17 @@ async def test_images_are_counted_and_logged(caplog: pytest.LogCaptureFixture) -
     values = await scraped(app)
     assert value(values, "omni_e2e_request_latency_seconds_count", kind="image") == 2
     assert value(values, "omni_requests_total", outcome="ok", reason="stop") == 2
+    assert value(values, "omni_images_total") == 2
+    assert value(values, "omni_image_steps_total") == 2 * NUM_STEPS
     assert value(values, "http_requests_total", handler=IMAGES_URL, method="POST", status="200") == 1
 
 
-async def test_all_sizes_are_those_of_the_served_model() -> None:
-    generator = FakeGenerator(replace(IMAGE_MODEL, image_sizes=(ImageSize(16, 64),)))
-    assert (await painted(generator))["size"] == "16x64"
-    assert error_of(await ask(generator, size="32x32"))["param"] == "size"
+async def test_steps_of_an_image_that_fails_are_counted() -> None:
+    generator = painter()
+    generator.script = [ImageProgress(1, 9), ImageProgress(2, 9), StageDeadError("painter", "it was killed")]
+    app = app_of(generator)
+    async with http_client(app) as client:
+        await client.post(IMAGES_URL, json={"prompt": PROMPT})
+    values = await scraped(app)
+    assert value(values, "omni_images_total") == 0
+    assert value(values, "omni_image_steps_total") == 2

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from omni_server.cli.serve import curl_example, ready_message
-from omni_server.types import AboutModel, ImageSize, ModelInfo
+from omni_server.types import AboutModel, ImageFeatures, ImageSize, ModelInfo
 from tests.unit.bench.frames import spoken
 from tests.unit.bench.scripted_server import Reply, ScriptedServer
 
@@ -181,6 +182,19 @@ def test_the_example_of_a_model_that_generates_images_writes_one(
     assert "Sizes    32x32, 48x32\n" in text
     assert "Voices" not in text
     assert "omni-server chat" not in text
+
+
+def test_the_example_of_a_model_that_only_edits_images_sends_one() -> None:
+    model = replace(
+        model_info(voices=()),
+        outputs=frozenset({"image"}),
+        text_stage=None,
+        image_sizes=(ImageSize(32, 32),),
+        image_features=ImageFeatures(max_input_images=1, needs_input_image=True),
+    )
+    command = shlex.split(curl_example("http://127.0.0.1:1", model))
+    assert "http://127.0.0.1:1/v1/images/edits" in command
+    assert {"model=demo", "image=@photo.jpg", "prompt=Make it night"} < set(command)
 
 
 def test_the_example_reaches_a_unix_socket(tmp_path: Path, recorder: type[Recorder]) -> None:

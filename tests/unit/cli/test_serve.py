@@ -71,7 +71,8 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
         "--max-total-body-size 2G --send-timeout 8 --max-unsent-size 8M --max-total-unsent-size 64M "
         "--allowed-local-media-path /srv/media --max-media-size 1M --max-audio-duration 30 "
         "--max-video-duration 20 --max-image-pixels 1000 --max-video-frame-pixels 500 --media-fetch-timeout "
-        "4 --media-decode-timeout 6 --max-upload-size 2M --max-upload-duration 40 --realtime-max-sessions 3 "
+        "4 --media-decode-timeout 6 --max-upload-size 2M --max-upload-duration 40 "
+        "--max-output-pixels 65536 --max-image-steps 30 --realtime-max-sessions 3 "
         "--realtime-session-timeout 50 --realtime-idle-timeout 12 --otlp-traces-endpoint "
         "http://collector:4318/v1/traces"
     )
@@ -126,6 +127,8 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
                 media_decode_timeout_s=6.0,
                 max_upload_bytes=2 * 1024**2,
                 max_upload_seconds=40.0,
+                max_output_pixels=65536,
+                max_image_steps=30,
                 realtime_max_sessions=3,
                 realtime_session_timeout_s=50.0,
                 realtime_idle_timeout_s=12.0,

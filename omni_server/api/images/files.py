@@ -1,0 +1,60 @@
+"""Image files, as base64. All functions take a fraction of a second for large images: call them in a thread."""
+
+import base64
+import io
+import json
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from omni_server.api.images.schemas import ImageFields, ImageFormat
+from omni_server.types import ImageOutput, ImageSize
+
+TEXT_CHUNK = "parameters"
+"""Keyword of a PNG's text chunk with the request, as JSON."""
+
+Pixels = npt.NDArray[np.uint8]  # [height, width, 3], RGB
+
+
+class ImageWriter:
+    """Writes the files of one request."""
+
+    def __init__(self, fields: ImageFields, model_name: str) -> None:
+        self._fields = fields
+        self._model_name = model_name
+        self.format: ImageFormat = fields.output_format or "png"
+        self._quality = 100 if fields.output_compression is None else fields.output_compression
+
+    def base64(self, pixels: Pixels, output: ImageOutput) -> str:
+        """`output` is what the image was asked for with."""
+        file = io.BytesIO()
+        image = Image.fromarray(pixels)
+        if self._fields.include_parameters:
+            info = PngInfo()
+            info.add_itxt(TEXT_CHUNK, self._parameters(size_of(pixels), output))
+            image.save(file, self.format, pnginfo=info)
+        else:
+            image.save(file, self.format, quality=self._quality)
+        return base64.b64encode(file.getvalue()).decode()
+
+    def _parameters(self, size: ImageSize, output: ImageOutput) -> str:
+        """A request that makes this image again, if nothing is to be edited."""
+        parameters: dict[str, object] = {
+            "model": self._model_name,
+            "prompt": self._fields.prompt,
+            "size": str(size),
+            "seed": output.seed,
+            "negative_prompt": output.negative_prompt,
+            "num_inference_steps": output.num_steps,
+            "guidance_scale": output.guidance_scale,
+            "true_cfg_scale": output.true_cfg_scale,
+        }
+        given = {name: value for name, value in parameters.items() if value is not None}
+        return json.dumps(given, ensure_ascii=False)
+
+
+def size_of(pixels: Pixels) -> ImageSize:
+    height, width, _ = pixels.shape
+    return ImageSize(width, height)

@@ -1,0 +1,200 @@
+"""Converts the fields of a request for images to `OmniRequest`s.
+
+What the model can do is checked by the generator (`omni_server.generation.Generator.submit`), whose names of
+parameters `submit_images` replaces by those of the API.
+"""
+
+import re
+import secrets
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from omni_server.api.answer_stream import submit_all
+from omni_server.api.config import ApiConfig
+from omni_server.api.images.schemas import ImageFields
+from omni_server.api.parse import check_extra_fields, check_model
+from omni_server.api.state import ObservedGenerator
+from omni_server.api.validation import unsupported
+from omni_server.errors import InvalidRequestError
+from omni_server.generation import Generation
+from omni_server.types import (
+    ChatMessage,
+    ImageOutput,
+    ImagePart,
+    ImageSize,
+    ModelInfo,
+    OmniRequest,
+    TextPart,
+)
+
+PARAMETERS: Mapping[str, str] = {
+    "negative_prompt": "negative_prompt",
+    "num_steps": "num_inference_steps",
+    "guidance_scale": "guidance_scale",
+    "true_cfg_scale": "true_cfg_scale",
+    "num_partial_images": "partial_images",
+}
+"""Fields of `ImageOutput` and their names in requests."""
+
+_SIZE = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})")
+_HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
+    "image": (None,),
+    "images": (None, []),
+    "mask": (None,),
+    "markup": (None,),
+    "input_fidelity": (None,),
+    "style": (None,),
+    "complexity": (None,),
+    "frame_count": (None,),
+    "frame_duration_ms": (None,),
+    "svg": (None,),
+}
+"""Fields of OpenAI and other servers that change the answer, with the values that have no effect."""
+MASK_HINT = "'mask' is not supported: describe in the prompt what to change."
+_HINTS = {
+    "image": "'image' is not supported here: send images to edit to /v1/images/edits.",
+    "mask": MASK_HINT,
+}
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """The server's own, beside those of the model."""
+
+    max_output_pixels: int
+    max_steps: int
+
+    @classmethod
+    def from_config(cls, config: ApiConfig) -> "ImageLimits":
+        return cls(config.max_output_pixels, config.max_image_steps)
+
+
+def image_output(fields: ImageFields, model: ModelInfo, limits: ImageLimits) -> ImageOutput:
+    """Checks rules across fields and the server's limits. The size is None for `auto`.
+
+    Raises `InvalidRequestError` or `ModelNotFoundError`.
+    """
+    check_model(model.name if fields.model is None else fields.model, model)
+    if not model.image_sizes:
+        raise unsupported(f"The model '{model.name}' does not generate images.", "model")
+    check_extra_fields(fields.model_extra, _HARMLESS_VALUES, _HINTS)
+    if not fields.prompt.strip():
+        raise InvalidRequestError(
+            "Invalid 'prompt': it says nothing about the image.", param="prompt", code="empty_string"
+        )
+    is_png = fields.output_format in (None, "png")
+    if fields.output_compression not in (None, 100) and is_png:
+        raise InvalidRequestError(
+            "'output_compression' is allowed only where 'output_format' is 'jpeg' or 'webp'.",
+            param="output_compression",
+        )
+    if fields.include_parameters and not is_png:
+        raise InvalidRequestError(
+            "'include_parameters' is allowed only where 'output_format' is 'png'.", param="include_parameters"
+        )
+    if fields.partial_images and not fields.stream:
+        raise InvalidRequestError(
+            "'partial_images' is allowed only where 'stream' is true.", param="partial_images"
+        )
+    if fields.stream and (fields.n or 1) > 1:
+        raise unsupported("Only n=1 is supported with 'stream'.", "n")
+    steps = fields.num_inference_steps
+    if steps is not None and steps > limits.max_steps:
+        raise InvalidRequestError(
+            f"Invalid 'num_inference_steps': expected a value <= {limits.max_steps}.",
+            param="num_inference_steps",
+            code="integer_above_max_value",
+        )
+    seed = fields.seed
+    if seed is None and fields.include_parameters:
+        seed = secrets.randbits(63)  # the file names it
+    return ImageOutput(
+        size=_size(fields.size, limits.max_output_pixels),
+        seed=None if seed is None else seed % 2**63,
+        negative_prompt=fields.negative_prompt or None,
+        num_steps=steps,
+        guidance_scale=fields.guidance_scale,
+        true_cfg_scale=fields.true_cfg_scale,
+        num_partial_images=fields.partial_images or 0,
+    )
+
+
+def _size(name: str | None, max_pixels: int) -> ImageSize | None:
+    if name is None or name == "auto":
+        return None
+    match = _SIZE.fullmatch(name)
+    if match is None:
+        raise InvalidRequestError(
+            f"Invalid value: '{name[:64]}'. Expected 'auto' or WIDTHxHEIGHT, as in '1024x1024'.", param="size"
+        )
+    size = ImageSize(int(match[1]), int(match[2]))
+    if size.width * size.height > max_pixels:
+        raise InvalidRequestError(
+            f"Invalid 'size': {size} has more than the {max_pixels} pixels that this server allows.",
+            param="size",
+        )
+    return size
+
+
+def automatic_size(model: ModelInfo, images: Sequence[ImagePart], limits: ImageLimits) -> ImageSize | None:
+    """The size of an image for which the request gives none; None if the generator may choose.
+
+    Raises `InvalidRequestError` if the model has none within the limits.
+    """
+    default, max_pixels = model.image_sizes[0], limits.max_output_pixels
+    if default.width * default.height <= max_pixels:
+        return None
+    free = model.image_features.free_sizes
+    if free is not None:
+        shape = default
+        if images:
+            height, width, _ = images[0].pixels.shape
+            shape = ImageSize(width, height)
+        return free.closest(shape, max_pixels)
+    for size in model.image_sizes:
+        if size.width * size.height <= max_pixels:
+            return size
+    raise InvalidRequestError(
+        f"The model has no size of at most the {max_pixels} pixels that this server allows.", param="size"
+    )
+
+
+def consecutive(output: ImageOutput, number: int) -> list[ImageOutput]:
+    """What `number` images ask for: the second has the next seed, and so on."""
+    if output.seed is None:
+        return [output] * number
+    return [replace(output, seed=(output.seed + index) % 2**63) for index in range(number)]
+
+
+def image_requests(
+    prompt: str, outputs: Sequence[ImageOutput], images: Sequence[ImagePart]
+) -> list[OmniRequest]:
+    name = f"img-{uuid.uuid4().hex}"
+    began_at = time.monotonic()
+    message = ChatMessage("user", (*images, TextPart(prompt)))
+    return [
+        OmniRequest(
+            request_id=f"{name}-{index}",
+            messages=(message,),
+            image=output,
+            began_at=began_at,
+            is_another_choice=index > 0,
+        )
+        for index, output in enumerate(outputs)
+    ]
+
+
+async def submit_images(generator: ObservedGenerator, requests: Sequence[OmniRequest]) -> list[Generation]:
+    """Submits all or none. Errors name the fields of the API."""
+    try:
+        return await submit_all(generator, requests)
+    except InvalidRequestError as error:
+        if error.param == "messages":
+            error.param = "prompt"
+        elif error.param is not None:
+            error.param = PARAMETERS.get(error.param, error.param)
+        if error.code == "unsupported_parameter":
+            error.message = f"The model does not have the parameter '{error.param}'."
+        raise

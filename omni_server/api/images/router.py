@@ -1,0 +1,263 @@
+"""`POST /v1/images/generations` and `/v1/images/edits`."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+
+from omni_server.api.answer_stream import close_all, follow, follow_choices
+from omni_server.api.config import ApiConfig
+from omni_server.api.forms import Form, read_form
+from omni_server.api.images.edit_form import EDIT_FORM_LIMITS, edit_form_body, parse_edit_form
+from omni_server.api.images.files import ImageWriter, Pixels, size_of
+from omni_server.api.images.parse import (
+    ImageLimits,
+    automatic_size,
+    consecutive,
+    image_output,
+    image_requests,
+    submit_images,
+)
+from omni_server.api.images.schemas import (
+    CompletedEvent,
+    GeneratedImage,
+    ImageFields,
+    ImageRequest,
+    ImagesResponse,
+    ImageUsage,
+    InputTokens,
+    OutputTokens,
+    PartialImageEvent,
+)
+from omni_server.api.limits import Admission
+from omni_server.api.media_loader import MediaLoader
+from omni_server.api.openapi import GENERATION_ERRORS, OpenApi, event_stream, request_body
+from omni_server.api.state import ServerState
+from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, named_frame, until_disconnect
+from omni_server.api.validation import read_json, unsupported, validate
+from omni_server.errors import InvalidRequestError
+from omni_server.generation import Generation
+from omni_server.media.source import MediaSource
+from omni_server.protocol.images import num_image_tokens
+from omni_server.types import (
+    Finished,
+    ImageDone,
+    ImageOutput,
+    ImagePart,
+    ImageProgress,
+    ImageSize,
+    PartialImage,
+    PromptTokens,
+)
+
+_EXAMPLES: dict[str, dict[str, object]] = {
+    "image": {"prompt": "A lighthouse at dusk", "seed": 1},
+    "events": {"prompt": "A lighthouse at dusk", "stream": True},
+}
+
+EventKind = Literal["image_generation", "image_edit"]
+
+
+class ImageService:
+    def __init__(self, state: ServerState, config: ApiConfig, admission: Admission) -> None:
+        self._state = state
+        self._admission = admission
+        self._limits = ImageLimits.from_config(config)
+        self._keep_alive_s = config.sse_keep_alive_s
+        self._max_input_pixels = config.media_limits.max_image_pixels
+        self._media = MediaLoader(MediaSource((), config.media_limits), config.media_limits, config)
+
+    async def generate(self, request: Request) -> Response:
+        self._state.require_generator()  # before reading the body
+        body = await read_json(request)
+        return await until_disconnect(self._generate(body), request.receive)
+
+    async def edit(self, request: Request) -> Response:
+        model = self._state.require_generator().model_info
+        if model.image_features.max_input_images == 0:  # before reading megabytes of body
+            raise unsupported(f"The model '{model.name}' does not edit images.", "model")
+        form = await read_form(request, EDIT_FORM_LIMITS)
+        return await until_disconnect(self._edit(form), request.receive)
+
+    async def _generate(self, given: object) -> Response:
+        fields = validate(ImageRequest, given)
+        model = self._state.require_generator().model_info
+        output = image_output(fields, model, self._limits)
+        if model.image_features.needs_input_image:
+            raise unsupported(
+                f"The model '{model.name}' only edits images: send them to /v1/images/edits.", "model"
+            )
+        return await self._answer(fields, output, (), "image_generation")
+
+    async def _edit(self, form: Form) -> Response:
+        fields, files = parse_edit_form(form)
+        output = image_output(fields, self._state.require_generator().model_info, self._limits)
+        return await self._answer(fields, output, await self._load(files), "image_edit")
+
+    async def _load(self, files: Sequence[bytes]) -> list[ImagePart]:
+        """Bounds the memory of all images together: each generated image is computed from a copy of them."""
+        images: list[ImagePart] = []
+        num_pixels = 0
+        try:
+            for file in files:
+                images.append(await self._media.load_image_file(file))
+                num_pixels += images[-1].pixels.size // 3
+                if num_pixels > self._max_input_pixels:
+                    raise InvalidRequestError(
+                        f"The images together have more than the {self._max_input_pixels} pixels allowed.",
+                        code="invalid_image",
+                    )
+        except InvalidRequestError as error:
+            error.param = "image"
+            raise
+        return images
+
+    async def _answer(
+        self, fields: ImageFields, output: ImageOutput, images: Sequence[ImagePart], kind: EventKind
+    ) -> Response:
+        """Generates all images concurrently; if one fails, the request fails. Raises `OmniError`."""
+        generator = self._state.require_generator()
+        model = generator.model_info
+        if output.size is None:
+            output = replace(output, size=automatic_size(model, images, self._limits))
+        outputs = consecutive(output, fields.n or 1)
+        self._admission.enter_choices(len(outputs))
+        generations = await submit_images(generator, image_requests(fields.prompt, outputs, images))
+        writer = ImageWriter(fields, model.name)
+        if fields.stream:
+            (generation,) = generations
+            events = self._events(generation, _EventWriter(writer, output, kind))
+            return EventStreamResponse(generation.request_id, events, first=await anext(events))
+        pixels = await self._collect(generations)
+        body = await asyncio.to_thread(_render, writer, generations[0].prompt, pixels, outputs)
+        return Response(body, media_type="application/json")
+
+    async def _collect(self, generations: Sequence[Generation]) -> list[Pixels]:
+        images: dict[int, Pixels] = {}
+        try:
+            async with aclosing(follow_choices(generations, self._state)) as events:
+                async for item in events:
+                    if item is not None and isinstance(item[1], ImageDone):
+                        images[item[0]] = item[1].pixels
+        finally:
+            await close_all(generations)
+        return [images[index] for index in range(len(generations))]
+
+    async def _events(self, generation: Generation, writer: "_EventWriter") -> AsyncGenerator[bytes, None]:
+        """Yields frames. The first comes with the first step, so that failures before it get their own
+        status."""
+        done: Pixels | None = None
+        try:
+            async with aclosing(follow(generation, self._state, self._keep_alive_s)) as events:
+                async for event in events:
+                    match event:
+                        case None | ImageProgress():  # a step is no silence, and steps may follow for minutes
+                            yield KEEP_ALIVE
+                        case PartialImage():
+                            yield await asyncio.to_thread(writer.partial, event)
+                        case ImageDone():
+                            done = event.pixels
+                        case Finished():
+                            assert done is not None
+                            yield await asyncio.to_thread(writer.completed, done, generation.prompt)
+        finally:
+            await generation.aclose()
+
+
+class _EventWriter:
+    """Takes a fraction of a second per event: call it in a thread."""
+
+    def __init__(self, writer: ImageWriter, output: ImageOutput, kind: EventKind) -> None:
+        self._writer = writer
+        self._output = output
+        self._kind = kind
+
+    def partial(self, image: PartialImage) -> bytes:
+        event = PartialImageEvent(
+            **self._fields("partial_image", image.pixels), partial_image_index=image.index
+        )
+        return named_frame(event.type, event)
+
+    def completed(self, pixels: Pixels, prompt: PromptTokens) -> bytes:
+        event = CompletedEvent(**self._fields("completed", pixels), usage=_usage(prompt, [size_of(pixels)]))
+        return named_frame(event.type, event)
+
+    def _fields(self, name: str, pixels: Pixels) -> dict[str, Any]:
+        return {
+            "type": f"{self._kind}.{name}",
+            "b64_json": self._writer.base64(pixels, self._output),
+            "background": "opaque",
+            "created_at": int(time.time()),
+            "output_format": self._writer.format,
+            "quality": "auto",
+            "size": str(size_of(pixels)),
+        }
+
+
+def _render(
+    writer: ImageWriter, prompt: PromptTokens, images: Sequence[Pixels], outputs: Sequence[ImageOutput]
+) -> bytes:
+    """The response body. Takes a fraction of a second for large images."""
+    sizes = [size_of(pixels) for pixels in images]
+    files = [
+        GeneratedImage(b64_json=writer.base64(pixels, output))
+        for pixels, output in zip(images, outputs, strict=True)
+    ]
+    response = ImagesResponse(
+        created=int(time.time()),
+        data=files,
+        output_format=writer.format,
+        size=str(sizes[0]),
+        usage=_usage(prompt, sizes),
+    )
+    return response.model_dump_json().encode()
+
+
+def _usage(prompt: PromptTokens, sizes: Sequence[ImageSize]) -> ImageUsage:
+    """`prompt` counts the tokens of one image, and those of the images to edit."""
+    made = [num_image_tokens(size.width, size.height) for size in sizes]
+    num_given = max(0, prompt.total - made[0])
+    return ImageUsage(
+        input_tokens=num_given,
+        input_tokens_details=InputTokens(image_tokens=num_given, text_tokens=0),
+        output_tokens=sum(made),
+        output_tokens_details=OutputTokens(image_tokens=sum(made), text_tokens=0),
+        total_tokens=num_given + sum(made),
+    )
+
+
+def images_router(state: ServerState, config: ApiConfig, admission: Admission) -> APIRouter:
+    router = APIRouter(prefix="/v1/images", tags=["images"])
+    service = ImageService(state, config, admission)
+    answers: OpenApi = {
+        200: {
+            "model": ImagesResponse,
+            "description": "The images; with `stream: true` as server-sent events.",
+            "content": {"text/event-stream": event_stream(PartialImageEvent, CompletedEvent)},
+        },
+        **GENERATION_ERRORS,
+    }
+
+    @router.post(
+        "/generations",
+        summary="Generate images from a prompt",
+        responses=answers,
+        openapi_extra=request_body(ImageRequest, _EXAMPLES),
+    )
+    async def create_images(request: Request) -> Response:
+        return await service.generate(request)
+
+    @router.post(
+        "/edits",
+        summary="Edit images, or combine several",
+        responses=answers,
+        openapi_extra=edit_form_body(),
+    )
+    async def edit_images(request: Request) -> Response:
+        return await service.edit(request)
+
+    return router

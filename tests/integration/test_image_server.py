@@ -1,0 +1,159 @@
+"""Tiny pipelines of Diffusers behind the HTTP API: server processes, asked by OpenAI's client."""
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from scripts.demo_checkpoint import make_demo_checkpoint
+from tests.integration.server_process import MODEL, ServerProcess, wait_until
+from tests.unit.api.clients import error_of, media
+from tests.unit.api.sse_validator import read_image_stream
+
+PROMPT = "a red cube on a table"
+SMALL: dict[str, Any] = {"prompt": PROMPT, "size": "64x64"}
+STEPS = {"num_inference_steps": 8}
+GENERATIONS = "/v1/images/generations"
+
+
+def serve(folder: Path, pipeline: str, class_name: str | None = None) -> Iterator[ServerProcess]:
+    """`class_name`: another pipeline that has the same components."""
+    checkpoint = make_demo_checkpoint(folder / "checkpoint", family="diffusers", pipeline=pipeline)
+    if class_name is not None:
+        index = checkpoint / "model_index.json"
+        index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": class_name}))
+    server = ServerProcess(checkpoint, folder / "log.txt", has_queue=False, stage_config="diffusers.demo-cpu")
+    try:
+        yield server
+    finally:
+        code = server.terminate()
+    assert code == 0, server.log
+    server.wait_until_nothing_is_left()
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    yield from serve(tmp_path_factory.mktemp("qwen-image"), "qwen-image")
+
+
+@pytest.fixture(scope="module")
+def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Image to image: unlike those of other pipelines, its input has the size of the result."""
+    yield from serve(tmp_path_factory.mktemp("img2img"), "sd3", "StableDiffusion3Img2ImgPipeline")
+
+
+@contextmanager
+def client_of(server: ServerProcess) -> Iterator[tuple[openai.OpenAI, httpx2.Client]]:
+    """The official client, and another for what that one hides."""
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as official,
+        server.client() as client,
+    ):
+        yield official, client
+
+
+def file_of(data: list[Any] | None) -> bytes:
+    assert data is not None
+    (image,) = data
+    return base64.b64decode(image.b64_json, validate=True)
+
+
+def num_running(client: httpx2.Client) -> int:
+    text = client.get("/metrics").text
+    line = next(line for line in text.splitlines() if line.startswith("omni_active_requests{"))
+    return int(float(line.rpartition(" ")[2]))
+
+
+def test_a_pipeline_generates_streams_and_refuses(generator: ServerProcess) -> None:
+    with client_of(generator) as (official, client):
+
+        def generate(seed: int) -> openai.types.ImagesResponse:
+            return official.images.generate(**SMALL, extra_body=STEPS | {"seed": seed})
+
+        first = generate(7)
+        file = file_of(first.data)
+        assert Image.open(io.BytesIO(file)).size == (64, 64)
+        assert first.usage is not None
+        assert (first.usage.input_tokens, first.usage.output_tokens) == (0, 16)
+        assert file_of(generate(7).data) == file
+        assert file_of(generate(8).data) != file
+
+        body = SMALL | STEPS | {"seed": 7, "stream": True, "partial_images": 3}
+        stream = read_image_stream(client.post(GENERATIONS, json=body).text, "image_generation")
+        assert 1 <= len(stream.partial) <= 3
+        assert {event["size"] for event in stream.events} == {"64x64"}
+        assert len({event["b64_json"] for event in stream.events}) == len(stream.events)
+        assert base64.b64decode(stream.completed["b64_json"]) == file
+
+        body = SMALL | STEPS | {"size": "96x32", "include_parameters": True}
+        wide = client.post(GENERATIONS, json=body).json()["data"]
+        image = Image.open(io.BytesIO(base64.b64decode(wide[0]["b64_json"])))
+        assert image.size == (96, 32)
+        body = json.loads(image.info["parameters"]) | {"include_parameters": True}
+        assert client.post(GENERATIONS, json=body).json()["data"] == wide
+
+        for fields, param in (
+            ({"size": "63x64"}, "size"),
+            ({"size": "4096x1024"}, "size"),
+            ({"size": "1024x16"}, "size"),
+            ({"num_inference_steps": 10**6}, "num_inference_steps"),
+            ({"guidance_scale": -1}, "guidance_scale"),
+        ):
+            assert error_of(client.post(GENERATIONS, json=SMALL | fields))["param"] == param
+        edit = client.post("/v1/images/edits", data={"prompt": PROMPT}, files={"image": media("shapes.png")})
+        assert error_of(edit)["param"] == "model"
+        # One step of this schedule divides by zero.
+        broken = error_of(client.post(GENERATIONS, json=SMALL | {"num_inference_steps": 1}), 500)
+        assert broken["code"] == "corrupt_data"
+
+        body = SMALL | {"num_inference_steps": 200, "stream": True}
+        with client.stream("POST", GENERATIONS, json=body) as long:
+            next(long.iter_raw())
+            assert num_running(client) == 1
+        wait_until(lambda: num_running(client) == 0, 10.0, lambda: generator.log)
+        card = client.get(f"/v1/models/{MODEL}").json()
+        assert card["images"]["free_sizes"]["multiple"] == 16
+        assert "num_inference_steps" in card["images"]["parameters"]
+        assert file_of(generate(7).data) == file
+
+
+def test_a_pipeline_edits_and_says_where_it_does(editor: ServerProcess) -> None:
+    picture = media("shapes.png")
+    fields: dict[str, Any] = {
+        "prompt": PROMPT,
+        "size": "64x64",
+        "extra_body": {"seed": 7, "num_inference_steps": 8},
+    }
+    with client_of(editor) as (official, client):
+
+        def edit(image: bytes) -> openai.types.ImagesResponse:
+            return official.images.edit(image=image, **fields)
+
+        edited = edit(picture)
+        file = file_of(edited.data)
+        assert Image.open(io.BytesIO(file)).size == (64, 64)
+        assert edited.usage is not None
+        assert edited.usage.input_tokens > edited.usage.output_tokens == 16
+        inverted = io.BytesIO()
+        Image.fromarray(255 - np.asarray(Image.open(io.BytesIO(picture)).convert("RGB"))).save(
+            inverted, "PNG"
+        )
+        assert file_of(edit(inverted.getvalue()).data) != file
+
+        events = list(official.images.edit(image=picture, stream=True, partial_images=1, **fields))
+        assert [event.type for event in events] == ["image_edit.partial_image", "image_edit.completed"]
+        assert base64.b64decode(events[-1].b64_json) == file
+
+        with pytest.raises(openai.BadRequestError, match="maximum context length"):
+            official.images.edit(image=[picture] * 16, **fields)
+        assert "/v1/images/edits" in error_of(client.post(GENERATIONS, json=SMALL))["message"]
+        assert file_of(edit(picture).data) == file

@@ -1,0 +1,121 @@
+"""What image requests may say beyond OpenAI's fields, the operator's limits, and what the model's card says."""
+
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from omni_server.api.config import ApiConfig
+from omni_server.api.images.files import TEXT_CHUNK
+from omni_server.types import ImageOutput, ImageSize, ModelInfo
+from tests.unit.api.clients import app_of, error_of, http_client
+from tests.unit.api.fake_generator import EDITING_MODEL, IMAGE_MODEL, MODEL, FakeGenerator
+from tests.unit.api.fake_generator import PROMPT as PROMPT_TOKENS
+from tests.unit.api.test_images import PROMPT, ask, files_of, painted, painter
+
+
+async def test_extensions_reach_the_model() -> None:
+    generator = painter()
+    fields = {"negative_prompt": "rain", "guidance_scale": 3.5, "true_cfg_scale": 4}
+    await painted(generator, size="64x32", seed=7, num_inference_steps=20, **fields)
+    assert generator.last_request.image == ImageOutput(
+        ImageSize(64, 32), 7, num_steps=20, negative_prompt="rain", guidance_scale=3.5, true_cfg_scale=4.0
+    )
+
+
+async def test_the_operator_limits_steps_and_pixels() -> None:
+    config = ApiConfig(max_image_steps=10, max_output_pixels=1000)
+    generator = FakeGenerator(EDITING_MODEL)
+    assert (await ask(generator, config, num_inference_steps=10, size="16x32")).status_code == 200
+    assert error_of(await ask(generator, config, num_inference_steps=11))["param"] == "num_inference_steps"
+    assert error_of(await ask(generator, config, size="32x32"))["param"] == "size"
+
+
+@pytest.mark.parametrize(
+    ("model", "max_pixels", "size"),
+    [
+        (IMAGE_MODEL, 32 * 32, None),
+        (EDITING_MODEL, 1000, ImageSize(16, 16)),
+        (replace(IMAGE_MODEL, image_sizes=(ImageSize(32, 32), ImageSize(16, 32))), 1000, ImageSize(16, 32)),
+    ],
+)
+async def test_an_automatic_size_is_within_the_operator_s_limit(
+    model: ModelInfo, max_pixels: int, size: ImageSize | None
+) -> None:
+    generator = FakeGenerator(model)
+    response = await ask(generator, ApiConfig(max_output_pixels=max_pixels), size="auto")
+    assert response.status_code == 200, response.text
+    assert generator.last_request.image == ImageOutput(size)
+
+
+async def test_a_limit_below_all_sizes_refuses_the_automatic_one() -> None:
+    error = error_of(await ask(painter(), ApiConfig(max_output_pixels=1000)))
+    assert (error["param"], error["code"]) == ("size", "invalid_value")
+
+
+async def test_a_png_has_the_parameters_that_make_it_again() -> None:
+    fields: dict[str, Any] = {"negative_prompt": "rain", "num_inference_steps": 3, "guidance_scale": 2.5}
+    files = files_of(await painted(painter(), n=2, include_parameters=True, **fields))
+    for file in files:
+        parameters = json.loads(Image.open(io.BytesIO(file)).info[TEXT_CHUNK])
+        assert parameters.keys() == {"model", "prompt", "size", "seed", *fields}
+        assert parameters["prompt"] == PROMPT
+        (again,) = files_of(await painted(painter(), include_parameters=True, **parameters))
+        assert again == file
+    assert files[0] != files[1]
+
+
+async def test_a_png_has_no_parameters_unless_asked() -> None:
+    (file,) = files_of(await painted(painter(), seed=1))
+    assert Image.open(io.BytesIO(file)).info == {}
+
+
+async def test_usage_counts_squares_of_16_pixels() -> None:
+    generator = painter()
+    body = await painted(generator, n=3, size="48x32")
+    one = 3 * 2
+    given = PROMPT_TOKENS.total - one  # what the generator counts beyond the image
+    assert body["usage"] == {
+        "input_tokens": given,
+        "input_tokens_details": {"image_tokens": given, "text_tokens": 0},
+        "output_tokens": 3 * one,
+        "output_tokens_details": {"image_tokens": 3 * one, "text_tokens": 0},
+        "total_tokens": given + 3 * one,
+    }
+
+
+async def test_a_model_that_only_edits_says_where() -> None:
+    features = replace(EDITING_MODEL.image_features, needs_input_image=True)
+    generator = FakeGenerator(replace(EDITING_MODEL, image_features=features))
+    error = error_of(await ask(generator))
+    assert (error["param"], error["code"]) == ("model", "unsupported_value")
+    assert "/v1/images/edits" in error["message"]
+
+
+async def test_the_model_s_card_says_what_it_makes() -> None:
+    async def card(model: ModelInfo) -> dict[str, Any]:
+        async with http_client(app_of(FakeGenerator(model))) as client:
+            found: dict[str, Any] = (await client.get("/v1/models/omni")).json()
+        return found
+
+    assert (await card(MODEL))["images"] is None
+    edits = await card(EDITING_MODEL)
+    assert edits["modalities"] == {"input": ["text", "image"], "output": ["image"]}
+    assert edits["images"] == {
+        "sizes": ["32x32", "48x32"],
+        "free_sizes": {"multiple": 16, "max_ratio": 3.0, "max_pixels": 4096},
+        "parameters": [
+            "guidance_scale",
+            "negative_prompt",
+            "num_inference_steps",
+            "partial_images",
+            "true_cfg_scale",
+        ],
+        "max_input_images": 2,
+        "needs_input_image": False,
+    }
+    only_draws = (await card(IMAGE_MODEL))["images"]
+    assert (only_draws["free_sizes"], only_draws["parameters"]) == (None, [])
