@@ -112,7 +112,6 @@ class DiffusersModel:
     codec: CodecLayout | None = None
     row_width = 0
     extra_rows_per_request = 0
-    hears_videos = False
 
     def __init__(self, model_dir: Path) -> None:
         """Raises `ConfigError` for a folder that is unsafe or incomplete, or that generates no images."""
