@@ -72,7 +72,6 @@ def test_t01_mp3_is_the_default(mp3: bytes) -> None:
     assert decoded(mp3) == pytest.approx(seconds(QWEN2_5_OMNI), abs=0.15)
 
 
-@for_each_family
 @pytest.mark.parametrize("audio_format", MEDIA_TYPES, ids=[f"T02 {name}" for name in MEDIA_TYPES])
 def test_format_has_its_media_type_and_can_be_read(family: OmniFamily, curl: Curl, audio_format: str) -> None:
     response = curl.post(SPEECH_URL, speech(response_format=audio_format))
@@ -103,7 +102,6 @@ def test_bad_field_is_refused_with_its_name(curl: Curl, row: str) -> None:
     assert error_of(curl.post(SPEECH_URL, speech(**fields)))["param"] == param
 
 
-@for_each_family
 @pytest.mark.parametrize("speed", [0.5, 2.0])
 def test_t07_speech_is_as_fast_as_asked_for(family: OmniFamily, curl: Curl, speed: float) -> None:
     response = curl.post(SPEECH_URL, speech(response_format="pcm", speed=speed))
