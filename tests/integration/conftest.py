@@ -16,7 +16,7 @@ from stages.demo_checkpoint.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.qwen3_parity import VIDEOS, qwen3_config
 from tests.integration.server_process import ServerProcess
-from tests.omni_families import QWEN2_5_OMNI, OmniFamily
+from tests.omni_families import QWEN2_5_OMNI, QWEN3_OMNI, OmniFamily
 from tests.reference.qwen3_reference import Qwen3Reference
 from tests.reference.reference import Reference
 from tests.unit.api.collector import Collector
@@ -61,44 +61,48 @@ def qwen3_reference(qwen3_checkpoint: Path, answer_folder: Path) -> Qwen3Referen
     return Qwen3Reference(qwen3_checkpoint, answer_folder)
 
 
-class SharedPipeline:
-    """Started when the first test needs it, and again if one needs it that comes after its end."""
+class SharedPipelines:
+    """One for each family, started when the first test needs it, and again if one needs it that comes after
+    its end."""
 
-    def __init__(self, checkpoint: Path) -> None:
-        self._checkpoint = checkpoint
-        self._live: LiveOmni | None = None
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self._request = request
+        self._running: dict[str, LiveOmni] = {}
 
-    def running(self) -> LiveOmni:
-        if self._live is None:
-            self._live = LiveOmni(self._checkpoint, demo_config(chunks={"mode": "whole"}))
-        return self._live
+    def of(self, family: OmniFamily) -> LiveOmni:
+        if family.name not in self._running:
+            name, config = (
+                ("checkpoint", demo_config(chunks={"mode": "whole"}))
+                if family is QWEN2_5_OMNI
+                else ("qwen3_checkpoint", qwen3_config(stages={"thinker": VIDEOS}))
+            )
+            self._running[family.name] = LiveOmni(self._request.getfixturevalue(name), config)
+        return self._running[family.name]
 
     def close(self) -> None:
-        if self._live is not None:
-            live, self._live = self._live, None
+        running, self._running = self._running, {}
+        for live in running.values():
             live.close()
 
 
 @pytest.fixture(scope="session")
-def shared_pipeline(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[SharedPipeline]:
-    pipeline = SharedPipeline(checkpoint)
-    request.session.stash[SHARED]["shared_pipeline"] = pipeline
-    yield pipeline
-    pipeline.close()
+def shared_pipelines(request: pytest.FixtureRequest) -> Iterator[SharedPipelines]:
+    pipelines = SharedPipelines(request)
+    request.session.stash[SHARED]["shared_pipelines"] = pipelines
+    yield pipelines
+    pipelines.close()
 
 
 @pytest.fixture(scope="module")
-def whole(shared_pipeline: SharedPipeline) -> LiveOmni:
+def whole(shared_pipelines: SharedPipelines) -> LiveOmni:
     """Rows through shared memory; the waveform of an utterance in one pass, as the reference does it."""
-    return shared_pipeline.running()
+    return shared_pipelines.of(QWEN2_5_OMNI)
 
 
-@pytest.fixture(scope="session")
-def qwen3_live(qwen3_checkpoint: Path) -> Iterator[LiveOmni]:
+@pytest.fixture(scope="module")
+def qwen3_live(shared_pipelines: SharedPipelines) -> LiveOmni:
     """Qwen3-Omni's demo config, with as many videos as the cases of the reference have."""
-    live = LiveOmni(qwen3_checkpoint, qwen3_config(stages={"thinker": VIDEOS}))
-    yield live
-    live.close()
+    return shared_pipelines.of(QWEN3_OMNI)
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +113,7 @@ def collector() -> Iterator[Collector]:
 
 
 class SharedServers:
-    """One server for each family, started as `SharedPipeline` is. Qwen3-Omni's serves the demo model, as users
+    """One server for each family, started as `SharedPipelines` are. Qwen3-Omni's serves the demo model, as users
     start it."""
 
     def __init__(self, request: pytest.FixtureRequest, folder: Path) -> None:
@@ -179,9 +183,9 @@ def official(server: ServerProcess) -> Iterator[openai.OpenAI]:
         yield client
 
 
-ENGINES = ("shared_servers", "shared_pipeline")
+ENGINES = ("shared_servers", "shared_pipelines")
 """Fixtures of shared engines. Tests that use them run in this order, before those that use none."""
-SHARED = pytest.StashKey[dict[str, SharedServers | SharedPipeline]]()
+SHARED = pytest.StashKey[dict[str, SharedServers | SharedPipelines]]()
 """Those of this process, by fixture."""
 NEEDS = pytest.StashKey[dict[Path, set[str]]]()
 """Which of `ENGINES` a file or folder directly below this one uses."""

@@ -13,18 +13,18 @@ from omni_server.types import (
     SpeechOutput,
     TextPart,
 )
+from tests.integration.conftest import SharedPipelines
 from tests.integration.live import LiveOmni, spoken, written
 from tests.integration.parity import signal_to_noise_db
-from tests.omni_families import QWEN2_5_OMNI, OmniFamily, for_each_family
+from tests.omni_families import OmniFamily, for_each_family
 
 QUESTIONS = ["Hello, who are you?", "Tell me a story.", "Count to five."]
 TALKER = SamplingConfig(temperature=0.0, repetition_penalty=1.05, max_tokens=30)
 
 
 @pytest.fixture(scope="module")
-def live(request: pytest.FixtureRequest, family: OmniFamily) -> LiveOmni:
-    live: LiveOmni = request.getfixturevalue("whole" if family is QWEN2_5_OMNI else "qwen3_live")
-    return live
+def live(shared_pipelines: SharedPipelines, family: OmniFamily) -> LiveOmni:
+    return shared_pipelines.of(family)
 
 
 def given(text: str, messages: tuple[ChatMessage, ...], *, request_id: str) -> OmniRequest:
