@@ -58,7 +58,13 @@ QWEN3_OMNI = OmniFamily(
 )
 OMNI_FAMILIES = (QWEN2_5_OMNI, QWEN3_OMNI)
 
-for_each_family = pytest.mark.parametrize(
-    "family", OMNI_FAMILIES, ids=[family.name for family in OMNI_FAMILIES], indirect=True
-)
+
+def for_families(*families: OmniFamily) -> pytest.MarkDecorator:
+    """Runs a test with the servers of these families."""
+    return pytest.mark.parametrize(
+        "family", families, ids=[family.name for family in families], indirect=True
+    )
+
+
+for_each_family = for_families(*OMNI_FAMILIES)
 """Runs a test with the servers of all families; without it, a test runs with Qwen2.5-Omni's."""
