@@ -1,6 +1,8 @@
 """What the tests of servers know about the families whose demo checkpoints they serve."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +59,15 @@ QWEN3_OMNI = OmniFamily(
     speaks_last_token=True,
 )
 OMNI_FAMILIES = (QWEN2_5_OMNI, QWEN3_OMNI)
+
+
+def family_of(checkpoint: Path) -> OmniFamily:
+    """The one whose checkpoint is in this folder. Raises `ValueError` for any other."""
+    model_type = json.loads((checkpoint / "config.json").read_text())["model_type"]
+    for family in OMNI_FAMILIES:
+        if model_type.startswith(family.name):
+            return family
+    raise ValueError(f"{checkpoint} has a checkpoint of '{model_type}'")
 
 
 def for_families(*families: OmniFamily) -> pytest.MarkDecorator:
