@@ -42,7 +42,7 @@ from tests.integration.test_server import (
     stream_of,
     written,
 )
-from tests.omni_families import QWEN3_OMNI, OmniFamily, for_each_family, for_families
+from tests.omni_families import QWEN2_5_OMNI, QWEN3_OMNI, OmniFamily, for_each_family, for_families
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.schema import check_error
 
@@ -160,14 +160,18 @@ def test_raises_in_the_middle_of_a_stream(
         server.wait_until_down(client, stage)
 
 
-@for_each_family
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("family", "stage"),
+    [*((QWEN2_5_OMNI, stage) for stage in STAGES), (QWEN3_OMNI, "talker")],
+    ids=lambda value: value.name if isinstance(value, OmniFamily) else value,
+    indirect=["family"],
+)
 def test_stopped_in_the_middle_of_a_stream(
     stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
 ) -> None:
     """A request that comes before that is noticed is told as well, unless it is for text and the thinker
     runs. Where the talker is stopped, the thinker fills the queue, whose reader is not there any more, and is
-    held back."""
+    held back: with what the family sends. The other stages are missed as they are with any family."""
     with one_restart_of(stage, server, client, before):
         speech = Listening(client, ENDLESS_SPEECH)
         speech.until('"data":')
@@ -278,7 +282,7 @@ def test_thinker_killed_while_its_last_text_is_being_spoken(
     family: OmniFamily, server: SupervisedServer, client: httpx2.Client, before: Before
 ) -> None:
     """The answer needs it no more, and is complete."""
-    num_codes = 28 * SAMPLES_PER_S // family.samples_per_code
+    num_codes = 16 * SAMPLES_PER_S // family.samples_per_code
     talker = {"temperature": 0, "max_tokens": num_codes, "ignore_eos": True}
     with one_restart_of("thinker", server, client, before):
         body = spoken(**STREAM) | {"stage_sampling": {"talker": talker}}
