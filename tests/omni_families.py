@@ -1,6 +1,8 @@
 """What the tests of servers know about the families whose demo checkpoints they serve."""
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -58,7 +60,22 @@ QWEN3_OMNI = OmniFamily(
 )
 OMNI_FAMILIES = (QWEN2_5_OMNI, QWEN3_OMNI)
 
-for_each_family = pytest.mark.parametrize(
-    "family", OMNI_FAMILIES, ids=[family.name for family in OMNI_FAMILIES], indirect=True
-)
+
+def family_of(checkpoint: Path) -> OmniFamily:
+    """The one whose checkpoint is in this folder. Raises `ValueError` for any other."""
+    model_type = json.loads((checkpoint / "config.json").read_text())["model_type"]
+    for family in OMNI_FAMILIES:
+        if model_type.startswith(family.name):
+            return family
+    raise ValueError(f"{checkpoint} has a checkpoint of '{model_type}'")
+
+
+def for_families(*families: OmniFamily) -> pytest.MarkDecorator:
+    """Runs a test with the servers of these families."""
+    return pytest.mark.parametrize(
+        "family", families, ids=[family.name for family in families], indirect=True
+    )
+
+
+for_each_family = for_families(*OMNI_FAMILIES)
 """Runs a test with the servers of all families; without it, a test runs with Qwen2.5-Omni's."""

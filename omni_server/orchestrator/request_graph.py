@@ -230,6 +230,7 @@ class AudioTask:
             decoder=decoder,
             edge=edge,
             scheduler=scheduler,
+            layout=layout,
             timeline=graph.timeline,
             emit=self._take_audio,
         )

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from omni_server.audio.waveform_check import waveform_fault
 from omni_server.edge import CodecEdge, DecoderWindow, Frame
 from omni_server.errors import CorruptDataError
+from omni_server.family import CodecLayout
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.speech_scheduler import PlayoutBuffer, SpeechScheduler
@@ -35,6 +36,7 @@ class SpeechStream:
     decoder: Decoder
     edge: CodecEdge
     scheduler: SpeechScheduler
+    layout: CodecLayout
     timeline: RequestTimeline
     emit: Callable[[AudioDelta], None]
     """Receives the pieces of the waveform in order, without gaps."""
@@ -43,6 +45,8 @@ class SpeechStream:
         self._unsent: asyncio.Queue[DecoderWindow | None] = asyncio.Queue()
         self._sent: asyncio.Queue[tuple[DecoderWindow, asyncio.Task[Samples]] | None] = asyncio.Queue()
         self._outstanding = asyncio.Semaphore(self.scheduler.max_outstanding_windows)
+        self._num_frames = 0
+        self._num_windows = 0
         self._num_samples = 0  # of all windows up to now
         self._held: list[AudioDelta] | None = []  # until playback may begin; None after that
         self._buffer = PlayoutBuffer(self.scheduler, self._release)
@@ -50,8 +54,9 @@ class SpeechStream:
     def push(self, frames: Sequence[Frame]) -> None:
         """Adds frames of codec tokens. Like `finish`, raises `CorruptDataError` if the edge does not cut them
         into consecutive windows."""
+        self._num_frames += len(frames)
         self._buffer.push(len(frames))
-        if not self._num_samples:  # no window yet
+        if not self._num_windows:
             self._buffer.ramp = ramp = self.scheduler.ramp()
             if ramp is not None:
                 self.edge.use_ramp(ramp.new_blocks)
@@ -61,6 +66,10 @@ class SpeechStream:
         """Marks the end of the frames; there may have been none."""
         self._buffer.finish()
         self._take(self.edge.finish())
+        num_samples = self.layout.first_sample(self._num_frames)
+        if self._num_samples != num_samples:
+            detail = f"the windows end at sample {self._num_samples}, the frames at sample {num_samples}"
+            raise CorruptDataError(self.decoder.name, "window_sequence", detail)
         self._unsent.put_nowait(None)
 
     def _take(self, windows: Sequence[DecoderWindow]) -> None:
@@ -72,6 +81,7 @@ class SpeechStream:
                     "one"
                 )
                 raise CorruptDataError(self.decoder.name, "window_sequence", detail)
+            self._num_windows += 1
             self._num_samples += window.num_samples
             self._unsent.put_nowait(window)
 

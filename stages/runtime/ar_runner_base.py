@@ -22,7 +22,14 @@ from stages.runtime.embeddings_in import HasRowTable, RowOverlay
 from stages.runtime.embeddings_out import PendingRows, RowEmitter, last_sent
 from stages.runtime.frame_predictor import CodeHistory, PendingCodes, frame_predictor
 from stages.runtime.row_producer import RowProducer
-from stages.runtime.stage_step import StepBatch, TakenSlot, attach_findings, attached_step, stage_config
+from stages.runtime.stage_step import (
+    StepBatch,
+    TakenSlot,
+    attach_findings,
+    attached_findings,
+    attached_step,
+    stage_config,
+)
 
 VllmRunner: Any = object
 """For mypy. At run time the mixin is combined with one of vLLM's model runners."""
@@ -197,8 +204,7 @@ class RowRunnerMixin(VllmRunner):
         if isinstance(output, AsyncModelRunnerOutput):
             return OutputWithCodes(output, pending)
         assert isinstance(output, ModelRunnerOutput)
-        output.pooler_output = pending.finish()
-        return output
+        return with_codes(output, pending)
 
     def _with_rows(self, output: StepOutput, pending: PendingRows | None) -> StepOutput:
         """The result of `sample_tokens`: vLLM's `output` with the step's rows and corruption findings."""
@@ -253,9 +259,16 @@ class OutputWithCodes(AsyncModelRunnerOutput):
         self._pending = pending
 
     def get_output(self) -> ModelRunnerOutput:
-        output = self._output.get_output()
-        output.pooler_output = self._pending.finish()
-        return output
+        return with_codes(self._output.get_output(), self._pending)
+
+
+def with_codes(output: ModelRunnerOutput, pending: PendingCodes) -> ModelRunnerOutput:
+    """Add the predicted codes, once copied, and the requests that have none, to `output`, and return it."""
+    output.pooler_output = pending.finish()
+    if pending.corrupt:
+        # Corrupt rows come last: they are the cause.
+        attach_findings(output, pending.corrupt | dict(attached_findings(output)))
+    return output
 
 
 def completed(

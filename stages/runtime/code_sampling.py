@@ -6,7 +6,7 @@ and again after a preemption. `code_sampling_kernel` does the same in one kernel
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -46,20 +46,38 @@ class Draws(NamedTuple):
     """0 or 1."""
 
 
-def most_likely(logits: torch.Tensor, codebook: int) -> torch.Tensor:
-    """A `Choose` for greedy codes, on any device."""
-    return logits.argmax(-1)
+class Chooser(Protocol):
+    """A `Choose` for one step."""
+
+    is_broken: torch.Tensor
+    """Whether NaN or infinity was among the logits of a row so far: bool `[n]`. Its ids are then valid, but
+    mean nothing."""
+
+    def __call__(self, logits: torch.Tensor, codebook: int) -> torch.Tensor: ...
+
+
+class GreedyChooser:
+    """A `Chooser` of the most likely codes, on any device."""
+
+    def __init__(self, draws: Draws) -> None:
+        self.is_broken = torch.zeros_like(draws.is_greedy, dtype=torch.bool)
+
+    def __call__(self, logits: torch.Tensor, codebook: int) -> torch.Tensor:
+        self.is_broken = self.is_broken | _has_nan_or_inf(logits)
+        return logits.argmax(-1)
 
 
 class CodeChooser:
-    """A `Choose` for one step, on any device. The temperature of `sampling` is not 0."""
+    """A `Chooser` on any device. The temperature of `sampling` is not 0."""
 
     def __init__(self, sampling: CodeSampling, draws: Draws) -> None:
         self._sampling = sampling
         self._is_greedy = draws.is_greedy.bool()
         self._state = noise_state(draws.seeds, draws.positions)
+        self.is_broken = torch.zeros_like(self._is_greedy)
 
     def __call__(self, logits: torch.Tensor, codebook: int) -> torch.Tensor:
+        self.is_broken = self.is_broken | _has_nan_or_inf(logits)
         vocabulary = logits.shape[-1]
         scores, ids = (logits.float() / self._sampling.temperature).topk(
             min(self._sampling.top_k or vocabulary, vocabulary), dim=-1
@@ -69,7 +87,12 @@ class CodeChooser:
         scores = scores.masked_fill(shares.cumsum(-1) - shares >= self._sampling.top_p, float("-inf"))
         noise = gumbel_noise(self._state, codebook, ids)
         sampled = ids.gather(-1, (scores + noise).argmax(-1, keepdim=True)).squeeze(-1)
-        return torch.where(self._is_greedy, most_likely(logits, codebook), sampled)
+        return torch.where(self._is_greedy, logits.argmax(-1), sampled)
+
+
+def _has_nan_or_inf(logits: torch.Tensor) -> torch.Tensor:
+    """Whether NaN or infinity is in a row: bool `[n]`."""
+    return ~(logits < float("inf")).all(-1)  # NaN also fails this comparison
 
 
 def noise_state(seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,7 @@ def _gumbel_noise(seed, position, codebook, ids):
 @triton.jit
 def _choose_kernel(
     code_ptr,
+    is_broken_ptr,
     candidate_ids_ptr,
     candidates_ptr,
     logits_ptr,
@@ -62,7 +63,10 @@ def _choose_kernel(
         tl.float32
     )
     # NaN also fails this comparison. So the id is valid, whatever the logits are: it is looked up next.
-    values = tl.where(values < float("inf"), values, float("-inf"))
+    is_number = values < float("inf")
+    if tl.min(tl.min(is_number.to(tl.int32), axis=0)) == 0:
+        tl.store(is_broken_ptr + request, 1)
+    values = tl.where(is_number, values, float("-inf"))
     if tl.load(is_greedy_ptr + request) != 0:
         largest = tl.max(tl.max(values, axis=0))
         code = tl.min(tl.min(tl.where(values == largest, grid, VOCABULARY - 1), axis=0))
@@ -93,11 +97,12 @@ _launch = CachedLaunch(_choose_kernel)
 
 
 class CodeKernel:
-    """A `Choose` for one step, as `code_sampling.CodeChooser`, for top-k from 1 to `MAX_TOP_K`."""
+    """A `Chooser` for one step, as `code_sampling.CodeChooser`, for top-k from 1 to `MAX_TOP_K`."""
 
     def __init__(self, sampling: CodeSampling, draws: Draws) -> None:
         self._sampling = sampling
         self._draws = draws
+        self.is_broken = draws.seeds.new_zeros(len(draws.seeds), dtype=torch.bool)
         scratch = (len(draws.seeds), COLUMNS)
         self._scratch = (
             draws.seeds.new_empty(scratch, dtype=torch.int32),
@@ -112,6 +117,7 @@ class CodeKernel:
         _launch(
             (count, 1, 1),
             codes,
+            self.is_broken,
             *self._scratch,
             logits,
             logits.stride(0),

@@ -5,7 +5,7 @@ that decoding, chunked prefill and recomputation after a preemption all read the
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +16,8 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm.utils.torch_utils import async_tensor_h2d
 
-from stages.runtime.code_sampling import Choose, CodeChooser, CodeSampling, Draws, most_likely
+from omni_server.protocol.corruption import Corruption
+from stages.runtime.code_sampling import Choose, Chooser, CodeChooser, CodeSampling, Draws, GreedyChooser
 from stages.runtime.stage_step import StepBatch
 
 
@@ -48,13 +49,16 @@ class FramePredictor(Protocol):
 
 PredictCodes = Callable[[torch.Tensor, torch.Tensor, Draws], torch.Tensor]
 """Takes the hidden states `[n, width]`, the tokens `[n]` that were sampled from them, and how to draw their
-codes. Returns the codes, int16 `[n, num_predicted]`; no later call changes them."""
+codes. Returns the codes, int16 `[n, num_predicted]`; no later call changes them. Rows whose logits had NaN
+or infinity are filled with `NO_CODE`."""
+
+NO_CODE = -1
 
 
-def _chooser(sampling: CodeSampling, draws: Draws) -> Choose:
-    """A `Choose` for one step on the device of `draws`."""
+def _chooser(sampling: CodeSampling, draws: Draws) -> Chooser:
+    """On the device of `draws`."""
     if sampling.temperature == 0:
-        return most_likely
+        return GreedyChooser(draws)
     if draws.seeds.is_cuda:  # other devices may lack Triton
         from stages.runtime.code_sampling_kernel import MAX_TOP_K, CodeKernel
 
@@ -68,7 +72,8 @@ def predicted_codes(
 ) -> torch.Tensor:
     """A `PredictCodes` for one predictor, step by step."""
     choose = _chooser(predictor.code_sampling, draws)
-    return predictor.predict(hidden, sampled.long(), choose).to(torch.int16)
+    codes = predictor.predict(hidden, sampled.long(), choose).to(torch.int16)
+    return codes.masked_fill(choose.is_broken[:, None], NO_CODE)
 
 
 # -- history
@@ -85,9 +90,14 @@ class _Request:
 class PendingCodes:
     """The codes of a step's kept tokens on their way to host memory."""
 
-    def __init__(self, codes: torch.Tensor, is_kept: npt.NDArray[np.bool_]) -> None:
+    def __init__(
+        self, request_ids: Sequence[str], codes: torch.Tensor, is_kept: npt.NDArray[np.bool_]
+    ) -> None:
         """`codes`: int16 `[n, num_predicted]`; `is_kept`: `[n]`."""
+        self._request_ids = list(request_ids)
         self._is_kept = is_kept
+        self.corrupt: dict[str, Corruption] = {}
+        """Requests with `NO_CODE`. Known once `finish` has returned."""
         self._device_codes = codes  # lives until the copy is done
         self._copied: torch.cuda.Event | None = None
         if codes.device.type == "cuda":
@@ -103,6 +113,12 @@ class PendingCodes:
         token."""
         if self._copied is not None:
             self._copied.synchronize()
+        for request_id, code, is_kept in zip(
+            self._request_ids, self._codes[:, 0].tolist(), self._is_kept, strict=True
+        ):
+            if is_kept and code == NO_CODE:
+                detail = "scores of the codes that are added to the next token are not finite numbers"
+                self.corrupt[request_id] = Corruption("logits", detail)
         return [
             self._codes[index : index + 1] if is_kept else None for index, is_kept in enumerate(self._is_kept)
         ]
@@ -199,8 +215,9 @@ class CodeHistory:
             np.array([slots, positions, seeds, is_greedy], np.int64), hidden.device
         )
         codes = self.predict_codes(hidden, sampled, Draws(at, *others))
-        self._codes[of_slot, at] = codes
-        self._pending = PendingCodes(codes, is_kept)
+        # The request ends, but its next step may have been scheduled already, and looks them up.
+        self._codes[of_slot, at] = codes.clamp(min=0)
+        self._pending = PendingCodes(batch.request_ids, codes, is_kept)
 
     def take(self) -> PendingCodes | None:
         """The codes of the last `predict`, once."""

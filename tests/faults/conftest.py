@@ -20,7 +20,7 @@ from tests.faults.supervised_server import (
     write_config,
 )
 from tests.integration.server_process import wait_until
-from tests.integration.test_server import answer_to, outcome, spoken, written
+from tests.integration.test_server import IMAGE_PART, answer_to, outcome, spoken, written
 from tests.omni_families import QWEN2_5_OMNI, QWEN3_OMNI, OmniFamily
 
 
@@ -87,6 +87,7 @@ class SharedServers:
         if family.name not in self._before:
             server = self.of(family)
             speech, text = outcome(answer_to(client, spoken())), outcome(answer_to(client, written()))
+            answer_to(client, spoken([IMAGE_PART]))  # some threads and files are made with the first
             server.wait_until_idle()
             self._before[family.name] = Before(speech, text, server.baseline(client))
         return self._before[family.name]
@@ -181,6 +182,18 @@ def full_caches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in FULL_CACHES}
 
 
+def patient_flags(folder: Path, family: OmniFamily) -> list[str]:
+    config = write_config(
+        folder / "stages.yaml",
+        failing=True,
+        family=family,
+        hang_timeout_s=None,
+        max_restarts=100,
+        max_backoff_s=1,
+    )
+    return ["--stage-config", str(config), "--request-timeout", str(REQUEST_TIMEOUT_S)]
+
+
 @pytest.fixture(scope="package")
 def patient(
     checkpoint: Path,
@@ -192,10 +205,7 @@ def patient(
     """A server that takes no stopped stage for one that hangs, ends each request after `REQUEST_TIMEOUT_S`,
     and can write its temporary files, but no cache. The last test that uses it ends it."""
     folder = tmp_path_factory.mktemp("patient")
-    config = write_config(
-        folder / "stages.yaml", failing=True, hang_timeout_s=None, max_restarts=100, max_backoff_s=1
-    )
-    flags = ["--stage-config", str(config), "--request-timeout", str(REQUEST_TIMEOUT_S)]
+    flags = patient_flags(folder, QWEN2_5_OMNI)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(temporary))
         for name in UNWRITABLE_CACHES:
@@ -210,3 +220,22 @@ def patient(
     finally:
         process.process.kill()
         process.process.wait()
+
+
+@pytest.fixture(scope="module")
+def qwen3_patient(
+    qwen3_checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SupervisedServer]:
+    """As patient as `patient`, and without its full disks."""
+    folder = tmp_path_factory.mktemp("patient")
+    process = SupervisedServer(qwen3_checkpoint, folder / "log.txt", *patient_flags(folder, QWEN3_OMNI))
+    try:
+        yield process
+    finally:
+        exit_code = process.terminate()
+    assert exit_code == 0, process.log
+    process.wait_until_nothing_is_left()
+
+
+PATIENTS = {QWEN2_5_OMNI.name: "patient", QWEN3_OMNI.name: "qwen3_patient"}
+"""Their fixtures, by the family's name."""

@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni that spoils the data of one request while a file says so. Named by the stage config of these
+"""The families, spoiling the data of one request while a file says so. Named by the stage configs of these
 tests alone.
 
 The victim is known by its length, and by its voice where there are codec tokens only. What is spoiled in the
@@ -11,25 +11,39 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.edge import DecoderWindow
-from omni_server.family import CodecLayout, HfOverrides
-from omni_server.orchestrator.row_feeder import RowFeeder
-from omni_server.protocol.rows import RowsFeed, RowsPayload
-from stages.codec_chunking import Window
-from stages.qwen2_5_omni.family import Qwen25OmniFamily, Qwen25OmniModel
-from stages.qwen2_5_omni.hf_overrides import code2wav_config, talker_config
-from stages.qwen2_5_omni.talker_to_code2wav import TalkerToCode2Wav
-from tests.faults.orders import FOLDER_VARIABLE
+from vllm.v1.engine import EngineCoreOutput
 
-CLASSES: dict[str, str] = {
-    "thinker": "CorruptingThinker",
-    "talker": "CorruptingTalker",
-    "code2wav": "CorruptingCode2Wav",
+from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.edge import CodecEdge, DecoderWindow, Frame
+from omni_server.engine.async_engine import RowOutputProcessor
+from omni_server.family import CodecLayout, HfOverrides
+from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
+from omni_server.protocol.rows import RowsFeed, RowsPayload, TextSegment
+from stages.qwen2_5_omni import FAMILY as QWEN2_5_OMNI
+from stages.qwen2_5_omni import talker_to_code2wav as qwen25
+from stages.qwen2_5_omni.family import Qwen25OmniFamily, Qwen25OmniModel
+from stages.qwen3_omni import FAMILY as QWEN3_OMNI
+from stages.qwen3_omni import talker_to_code2wav as qwen3
+from stages.qwen3_omni.family import Qwen3OmniFamily, Qwen3OmniModel
+from tests.faults.orders import FOLDER_VARIABLE
+from tests.faults.replaced_models import override_with, register_models
+
+MODELS = "tests.faults.corrupting_models"
+QWEN25_CLASSES = {
+    "thinker": "CorruptingQwen25Thinker",
+    "talker": "CorruptingQwen25Talker",
+    "code2wav": "CorruptingQwen25Code2Wav",
+}
+QWEN3_CLASSES = {
+    "thinker": "CorruptingQwen3Thinker",
+    "talker": "CorruptingQwen3Talker",
+    "code2wav": "CorruptingQwen3Code2Wav",
 }
 VICTIM_LENGTH = 300
 """The victim's prompt is longer; prompt and reply of all others are shorter, in both language models."""
 VICTIM_VOICE = "Ethan"
+VICTIM_STREAM = "victim"
+"""How the names of its streams begin in code2wav of a family that tells it no voice."""
 
 
 def order_to_spoil(folder: Path, place: str, what: str) -> None:
@@ -46,8 +60,8 @@ def ordered(place: str) -> str | None:
         return None
 
 
-class CorruptingFamily(Qwen25OmniFamily):
-    engine_modules = (*Qwen25OmniFamily.engine_modules, "tests.faults.corrupting_models")
+class CorruptingQwen25(Qwen25OmniFamily):
+    engine_modules = (*Qwen25OmniFamily.engine_modules, MODELS)
 
     def open(self, model_dir: Path) -> Qwen25OmniModel:
         """In the server's process only."""
@@ -55,12 +69,25 @@ class CorruptingFamily(Qwen25OmniFamily):
         return super().open(model_dir)
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
-        overrides = {
-            "thinker": corrupting_thinker,
-            "talker": corrupting_talker,
-            "code2wav": corrupting_code2wav,
-        }
-        return overrides[model_stage]
+        return override_with(QWEN2_5_OMNI, model_stage, QWEN25_CLASSES)
+
+    def register(self) -> None:
+        super().register()
+        register_corrupting_models()
+
+
+class CorruptingQwen3(Qwen3OmniFamily):
+    engine_modules = (*Qwen3OmniFamily.engine_modules, MODELS)
+
+    def open(self, model_dir: Path) -> Qwen3OmniModel:
+        """In the server's process only."""
+        TextRowFeeder.take = spoiled_media  # type: ignore[method-assign, assignment]
+        TextRowFeeder._next_text = spoiled_text  # type: ignore[method-assign, assignment]
+        RowOutputProcessor.process_outputs = spoiled_outputs  # type: ignore[method-assign, assignment]
+        return super().open(model_dir)
+
+    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
+        return override_with(QWEN3_OMNI, model_stage, QWEN3_CLASSES)
 
     def register(self) -> None:
         super().register()
@@ -68,36 +95,20 @@ class CorruptingFamily(Qwen25OmniFamily):
 
 
 def register_corrupting_models() -> None:
-    from vllm import ModelRegistry
-
-    from tests.faults import corrupting_models
-
-    for name in CLASSES.values():
-        ModelRegistry.register_model(name, vars(corrupting_models)[name])
+    register_models(MODELS, QWEN25_CLASSES)
+    register_models(MODELS, QWEN3_CLASSES)
 
 
-def corrupting_thinker(config: Any) -> Any:
-    return _with_class(config, "thinker")
-
-
-def corrupting_talker(config: Any) -> Any:
-    return _with_class(talker_config(config), "talker")
-
-
-def corrupting_code2wav(config: Any) -> Any:
-    return _with_class(code2wav_config(config), "code2wav")
-
-
-def _with_class(config: Any, model_stage: str) -> Any:
-    config.architectures = [CLASSES[model_stage]]
-    return config
+# -- rows on their way from the thinker to the talker
 
 
 _take = RowFeeder.take
+_take_media = TextRowFeeder.take
+_next_text = TextRowFeeder._next_text
 
 
 def spoiled_take(feeder: RowFeeder, payload: RowsPayload) -> None:
-    """Portions of rows on their way from the thinker to the talker: the victim's row of its third token."""
+    """The victim's row of its third token."""
     what = ordered("rows")
     if what is None or payload.prompt_length < VICTIM_LENGTH or payload.num_generated_rows != 3:
         _take(feeder, payload)
@@ -110,19 +121,77 @@ def spoiled_take(feeder: RowFeeder, payload: RowsPayload) -> None:
         raise AssertionError(what)
 
 
-class CorruptingCodecEdge(TalkerToCode2Wav):
-    """Windows on their way from the talker to code2wav: the victim's second."""
+def spoiled_media(feeder: TextRowFeeder, payload: RowsPayload) -> None:
+    """The victim's rows of its image."""
+    what = ordered("rows")
+    if what is None or payload.prompt_length < VICTIM_LENGTH:
+        _take_media(feeder, payload)
+    elif what == "lost":
+        feeder._outbox.drop(RowsFeed(payload))
+    else:
+        raise AssertionError(what)
+
+
+def spoiled_text(feeder: TextRowFeeder, end: int) -> tuple[TextSegment, ...]:
+    """The victim's ids of text."""
+    what = ordered("text ids")
+    segments = _next_text(feeder, end)
+    if what is None or feeder._num_first_rows < VICTIM_LENGTH or not segments:
+        return segments
+    (segment,) = segments
+    match what:
+        case "lost":
+            return (replace_ids(segment, segment.token_ids[:-1]),) if segment.num_rows > 1 else ()
+        case "unknown":
+            return (replace_ids(segment, (10**6, *segment.token_ids[1:])),)
+        case _:
+            raise AssertionError(what)
+
+
+def replace_ids(segment: TextSegment, token_ids: tuple[int, ...]) -> TextSegment:
+    return TextSegment(segment.first_position, token_ids)
+
+
+# -- codes that the talker has predicted, on their way to the server
+
+
+_process_outputs = RowOutputProcessor.process_outputs
+
+
+def spoiled_outputs(
+    processor: RowOutputProcessor, outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
+) -> Any:
+    """The victim's codes of one token."""
+    what = ordered("predicted codes")
+    for output in outputs if processor._num_predicted and what == "lost" else ():
+        state = processor.request_states.get(output.request_id)
+        if state is not None and state.prompt_len > VICTIM_LENGTH and output.pooling_output is not None:
+            output.pooling_output = output.pooling_output[1:]
+    return _process_outputs(processor, outputs, *args, **kwargs)
+
+
+# -- windows on their way from the talker to code2wav
+
+
+class SpoiledWindows:
+    """Before a `CodecEdge`: the victim's second window."""
 
     def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
-        super().__init__(plan, layout, voice=voice, noise_seed=noise_seed)
+        super().__init__(plan, layout, voice=voice, noise_seed=noise_seed)  # type: ignore[call-arg]
         self._is_victim = voice == VICTIM_VOICE
         self._sent: list[DecoderWindow] = []
 
-    def _requests(self, windows: Sequence[Window[int]]) -> list[DecoderWindow]:
-        what = ordered("windows") if self._is_victim else None
-        return [out for window in super()._requests(windows) for out in self._spoiled(window, what)]
+    def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
+        return self._spoiled(super().push(frames))  # type: ignore[misc]
 
-    def _spoiled(self, window: DecoderWindow, what: str | None) -> list[DecoderWindow]:
+    def finish(self) -> list[DecoderWindow]:
+        return self._spoiled(super().finish())  # type: ignore[misc]
+
+    def _spoiled(self, windows: Sequence[DecoderWindow]) -> list[DecoderWindow]:
+        what = ordered("windows") if self._is_victim else None
+        return [out for window in windows for out in self._spoiled_one(window, what)]
+
+    def _spoiled_one(self, window: DecoderWindow, what: str | None) -> list[DecoderWindow]:
         self._sent.append(window)
         if len(self._sent) != 2 or what is None:
             return [window]
@@ -134,10 +203,26 @@ class CorruptingCodecEdge(TalkerToCode2Wav):
             case "the first again":  # in the place of the second, so that only code2wav can notice
                 first = self._sent[0]
                 return [replace(first, first_sample=window.first_sample, num_samples=window.num_samples)]
-            case "unknown code":
-                return [replace(window, token_ids=(9000, *window.token_ids[1:]))]
+            case "unknown code":  # with several codebooks, a predicted one
+                return [replace(window, token_ids=(*window.token_ids[:5], 9000, *window.token_ids[6:]))]
             case _:
                 raise AssertionError(what)
 
 
-FAMILY = CorruptingFamily()
+class SpoiledQwen25Windows(SpoiledWindows, qwen25.TalkerToCode2Wav):
+    pass
+
+
+class SpoiledQwen3Windows(SpoiledWindows, qwen3.TalkerToCode2Wav):
+    def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
+        super().__init__(plan, layout, voice=voice, noise_seed=noise_seed)
+        if self._is_victim:
+            self._stream = f"{VICTIM_STREAM} {self._stream}"
+
+
+qwen2_5_omni = CorruptingQwen25()
+qwen3_omni = CorruptingQwen3()
+EDGES: dict[str, type[CodecEdge]] = {
+    "qwen2_5_omni": SpoiledQwen25Windows,
+    "qwen3_omni": SpoiledQwen3Windows,
+}

@@ -1,7 +1,9 @@
-"""Models that raise in their next step, or stay in it, once a file says so. Else they are the real ones."""
+"""Models that raise in their next step, stay in it or forget, once a file says so. Else they are the real
+ones."""
 
 import os
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
 from stages.qwen2_5_omni.talker import Qwen2_5OmniTalker
 from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
 from stages.qwen3_omni.code2wav.model import Qwen3OmniCode2Wav
+from stages.qwen3_omni.codec_window import CodecWindow, encode_codec_window
 from stages.qwen3_omni.talker import Qwen3OmniTalker
 from stages.qwen3_omni.thinker import Qwen3OmniThinker
+from stages.runtime.code_sampling import Choose
 from stages.runtime.diffusion_model import DiffusionBatch
 from tests.faults.orders import FOLDER_VARIABLE
 
@@ -65,9 +69,29 @@ class FailingQwen3Thinker(FailsInForward, Qwen3OmniThinker):
     stage = "thinker"
 
 
-class FailingQwen3Talker(FailsInForward, Qwen3OmniTalker):
-    stage = "talker"
+class FailingQwen3Talker(Qwen3OmniTalker):
+    """Between the first code of a frame, which is sampled, and the others, which it predicts."""
+
+    def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
+        do_as_told("talker")
+        return super().predict(hidden, sampled, choose)
 
 
 class FailingQwen3Code2Wav(FailsInSample, Qwen3OmniCode2Wav):
-    pass
+    def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
+        order = Path(os.environ[FOLDER_VARIABLE]) / "code2wav.forget"
+        if order.exists():
+            Qwen3OmniCode2Wav.sample(self, self._strangers())
+            with order.open("ab") as file:
+                file.write(b".")
+        waveforms: list[torch.Tensor] = super().sample(batch)
+        return waveforms
+
+    def _strangers(self) -> DiffusionBatch:
+        """The first windows of so many other streams that they need the places of all."""
+        names = tuple(uuid.uuid4().hex for _ in range(self._num_slots))
+        return DiffusionBatch(
+            names,
+            tuple(torch.zeros(self._num_codebooks, dtype=torch.int64) for _ in names),
+            tuple(encode_codec_window(CodecWindow(name, 0, is_last=False, past=b"")) for name in names),
+        )

@@ -27,6 +27,14 @@ def let_go(folder: Path, stage: str) -> None:
     (folder / f"{stage}.held").unlink()
 
 
+def tell_to_forget(folder: Path, stage: str) -> Path:
+    """The stage's model loses the states of all streams before each step, until the order is withdrawn.
+    Returns the file to which it adds a byte each time."""
+    order = folder / f"{stage}.forget"
+    order.touch()
+    return order
+
+
 def withdraw(folder: Path) -> None:
     for order in folder.iterdir():
         order.unlink()

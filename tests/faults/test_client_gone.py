@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -21,12 +21,14 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from tests.faults.callers import Caller, Leave, caller, close, form
+from tests.faults.conftest import PATIENTS
 from tests.faults.supervised_server import ANSWER_TIMEOUT_S, SupervisedServer, samples, stopped
 from tests.faults.task_count import num_tasks
 from tests.integration.server_process import MODEL, command_line, wait_until
 from tests.integration.test_server import (
     ENDLESS,
     HELLO,
+    IMAGE_PART,
     STREAM,
     VIDEO_PART,
     answer_to,
@@ -35,6 +37,7 @@ from tests.integration.test_server import (
     text_of,
     usage_of,
 )
+from tests.omni_families import QWEN2_5_OMNI, OmniFamily, for_each_family, for_families
 from tests.unit.api.clients import URL, media
 
 SPEECH_URL = "/v1/audio/speech"
@@ -42,6 +45,8 @@ TRANSCRIPTION_URL = "/v1/audio/transcriptions"
 ENDLESS_TALKER: dict[str, Any] = {"stage_sampling": {"talker": ENDLESS}}
 WHOLE = spoken(**ENDLESS) | ENDLESS_TALKER
 STREAMED = WHOLE | STREAM
+# With rows from the thinker, whatever it does with text.
+OF_A_PICTURE = spoken([{"type": "text", "text": HELLO}, IMAGE_PART], **ENDLESS) | ENDLESS_TALKER | STREAM
 READ_ALOUD = {"model": MODEL, "voice": "Ethan", "input": HELLO, "response_format": "pcm"} | ENDLESS_TALKER
 UPLOAD = form({"model": MODEL}, media("speech_hello.wav"))
 RELEASE_TIMEOUT_S = 15.0
@@ -59,26 +64,27 @@ class Before:
 
 
 @pytest.fixture(scope="module")
-def client(patient: SupervisedServer) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=patient.url, timeout=ANSWER_TIMEOUT_S) as client:
-        yield client
+def server(family: OmniFamily, request: pytest.FixtureRequest) -> SupervisedServer:
+    patient: SupervisedServer = request.getfixturevalue(PATIENTS[family.name])
+    return patient
 
 
 @pytest.fixture(scope="module")
-def before(patient: SupervisedServer, client: httpx2.Client, orders: Path) -> Before:
+def before(server: SupervisedServer, client: httpx2.Client, orders: Path) -> Before:
     """Every kind of request once: some threads and files are made with the first."""
     answer = answer_to(client, spoken())
     answer_to(client, spoken([VIDEO_PART]))
+    answer_to(client, spoken([IMAGE_PART]))
     client.post(
         SPEECH_URL, json=READ_ALOUD | {"stage_sampling": {"talker": {"max_tokens": 60}}}
     ).raise_for_status()
     body, content_type = UPLOAD
     client.post(TRANSCRIPTION_URL, content=body, headers={"Content-Type": content_type}).raise_for_status()
-    with session(patient) as socket:
+    with session(server) as socket:
         begin_response(socket)
         until(socket, "response.output_audio.delta", "response.done")
-    patient.wait_until_idle()
-    return Before(answer, patient.baseline(client), num_tasks(orders, patient.process.pid))
+    server.wait_until_idle()
+    return Before(answer, server.baseline(client), num_tasks(orders, server.process.pid))
 
 
 @contextmanager
@@ -181,7 +187,7 @@ def decoders_of(pid: int) -> set[int]:
 def in_the_thinkers_prompt(scene: Scene) -> None:
     with stopped(scene.server, "thinker"):
         with scene.caller() as one, scene.caller() as other, scene.caller() as third:
-            one.post(URL, STREAMED)
+            one.post(URL, OF_A_PICTURE)
             other.post(URL, WHOLE)
             body, content_type = UPLOAD
             third.send(TRANSCRIPTION_URL, body, content_type)
@@ -193,7 +199,7 @@ def before_any_sound(scene: Scene) -> None:
     """The thinker writes, the talker has rows and has not begun."""
     with stopped(scene.server, "talker"):
         with scene.caller() as one:
-            one.post(URL, STREAMED)
+            one.post(URL, OF_A_PICTURE)
             one.until(b"transcript")
             scene.wait_for("omni_shared_memory_slots_in_use thinker talker", 1)
         scene.wait_until_released()
@@ -270,27 +276,48 @@ def in_sessions_of_all_states(scene: Scene) -> None:
             scene.wait_until_released()
 
 
-PLACES: tuple[Place, ...] = (
-    with_half_a_header,
-    with_half_a_body,
-    with_half_an_upload,
-    while_a_video_is_decoded,
+IN_A_STAGE: tuple[Place, ...] = (
     in_the_thinkers_prompt,
     before_any_sound,
     with_codes_and_no_sound,
     in_the_middle_of_the_sound,
+)
+BESIDE_THE_STAGES: tuple[Place, ...] = (
+    with_half_a_header,
+    with_half_a_body,
+    with_half_an_upload,
+    while_a_video_is_decoded,
     after_the_last_event,
     in_sessions_of_all_states,
 )
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: str(place.__name__))
-def test_client_that_is_gone_leaves_nothing_behind(
-    place: Place, patient: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
+def at_places(places: Sequence[Place]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("place", places, ids=lambda place: str(place.__name__))
+
+
+@for_each_family
+@at_places(IN_A_STAGE)
+def test_client_that_is_gone_while_a_stage_has_its_request_leaves_nothing_behind(
+    place: Place, server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
+) -> None:
+    check_that_it_leaves_nothing_behind(place, server, client, before, orders)
+
+
+@for_families(QWEN2_5_OMNI)  # the server's part, which does not depend on the family
+@at_places(BESIDE_THE_STAGES)
+def test_client_that_is_gone_at_any_other_time_leaves_nothing_behind(
+    place: Place, server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
+) -> None:
+    check_that_it_leaves_nothing_behind(place, server, client, before, orders)
+
+
+def check_that_it_leaves_nothing_behind(
+    place: Place, server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
 ) -> None:
     for how in WAYS:
-        place(Scene(patient, client, how, num_others=0))
-        patient.wait_for_baseline(client, before.baseline)
-    with nobody_is_harmed(patient, client, before, orders):
+        place(Scene(server, client, how, num_others=0))
+        server.wait_for_baseline(client, before.baseline)
+    with nobody_is_harmed(server, client, before, orders):
         for how in WAYS:
-            place(Scene(patient, client, how, num_others=1))
+            place(Scene(server, client, how, num_others=1))

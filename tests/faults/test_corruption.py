@@ -6,8 +6,9 @@ answers are those that they get alone; nothing is left behind, and the victim's 
 again.
 """
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +19,26 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.faults.corrupting_family import VICTIM_LENGTH, VICTIM_VOICE, order_to_spoil
+from tests.faults.conftest import CHECKPOINTS
+from tests.faults.corrupting_family import EDGES, VICTIM_LENGTH, VICTIM_VOICE, order_to_spoil
 from tests.faults.orders import withdraw
 from tests.faults.supervised_server import ANSWER_TIMEOUT_S, SupervisedServer, samples
 from tests.integration.server_process import MODEL, ROOT
-from tests.integration.test_server import STREAM, answer_to, outcome, spoken, stream_of, written
+from tests.integration.test_server import IMAGE_PART, STREAM, answer_to, outcome, spoken, stream_of, written
+from tests.omni_families import QWEN2_5_OMNI, QWEN3_OMNI, OmniFamily, for_each_family, for_families
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.schema import check_error
 
 LONG = "Tell me more of it. " * 60
 TALK: dict[str, Any] = {
-    "stage_sampling": {"talker": {"temperature": 0, "max_tokens": 40, "ignore_eos": True}}
+    "stage_sampling": {"talker": {"temperature": 0, "max_tokens": 26, "ignore_eos": True}}
 }
 SPEECH = spoken(LONG, voice=VICTIM_VOICE, max_tokens=8, ignore_eos=True, **TALK)
 TEXT = written(LONG, max_tokens=8, ignore_eos=True)
+# With rows, which are those of media.
+PICTURE = spoken(
+    [{"type": "text", "text": LONG}, IMAGE_PART], voice=VICTIM_VOICE, max_tokens=8, ignore_eos=True, **TALK
+)
 OTHERS = (
     spoken(max_tokens=10, ignore_eos=True, **TALK),
     spoken("What is this?", max_tokens=6, ignore_eos=True, **TALK),
@@ -41,18 +48,19 @@ OTHERS = (
 
 @pytest.fixture(scope="module")
 def server(
-    checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFactory
+    family: OmniFamily, request: pytest.FixtureRequest, orders: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SupervisedServer]:
     """No fault of this module may end a stage: one restart would end the server."""
     folder = tmp_path_factory.mktemp("corrupting")
-    config = yaml.safe_load((ROOT / "configs" / "qwen2_5_omni.demo-cpu.yaml").read_text())
-    config["model_family"] = "tests.faults.corrupting_family:FAMILY"
-    config["edges"][1]["function"] = "tests.faults.corrupting_family:CorruptingCodecEdge"
+    config = yaml.safe_load((ROOT / family.stage_config).read_text())
+    config["model_family"] = f"tests.faults.corrupting_family:{family.name}"
+    config["edges"][1]["function"] = f"tests.faults.corrupting_family:{EDGES[family.name].__name__}"
     for stage in config["stages"].values():
         stage["engine_args"]["worker_extension_cls"] = "tests.faults.corrupting_engine_side.WorkerExtension"
     config["supervision"] = {"max_restarts": 0}
     path = folder / "stages.yaml"
     path.write_text(yaml.safe_dump(config))
+    checkpoint = request.getfixturevalue(CHECKPOINTS[family.name])
     process = SupervisedServer(checkpoint, folder / "log.txt", "--stage-config", str(path))
     try:
         yield process
@@ -72,23 +80,33 @@ def client(server: SupervisedServer) -> Iterator[httpx2.Client]:
 class Alone:
     """Answers while nothing else runs, and what is taken then."""
 
-    speech: tuple[str, bytes]
-    text: tuple[str, bytes]
+    victims: dict[str, tuple[str, bytes]]
+    """By the victim's request, as JSON."""
     others: list[tuple[str, bytes]]
     baseline: dict[str, float]
 
+    def of(self, victim: Any) -> tuple[str, bytes]:
+        return self.victims[json.dumps(victim)]
+
+
+VICTIMS = {QWEN2_5_OMNI.name: (SPEECH, TEXT), QWEN3_OMNI.name: (SPEECH, PICTURE)}
+
 
 @pytest.fixture(scope="module")
-def alone(server: SupervisedServer, client: httpx2.Client) -> Alone:
-    speech = answer_to(client, SPEECH)
-    assert speech["usage"]["prompt_tokens"] > VICTIM_LENGTH
+def alone(family: OmniFamily, server: SupervisedServer, client: httpx2.Client) -> Alone:
+    victims = {json.dumps(body): answer_to(client, body) for body in VICTIMS[family.name]}
+    for victim in victims.values():
+        assert victim["usage"]["prompt_tokens"] > VICTIM_LENGTH
     others = [answer_to(client, body) for body in OTHERS]
     for other in others:
         tokens = other["usage"]["total_tokens"]
         assert tokens < VICTIM_LENGTH, "it would be a victim, too"
-    text = outcome(answer_to(client, TEXT))
     server.wait_until_idle()
-    return Alone(outcome(speech), text, [outcome(other) for other in others], server.baseline(client))
+    return Alone(
+        {body: outcome(answer) for body, answer in victims.items()},
+        [outcome(other) for other in others],
+        server.baseline(client),
+    )
 
 
 def counted(client: httpx2.Client) -> dict[str, float]:
@@ -100,64 +118,109 @@ def counted(client: httpx2.Client) -> dict[str, float]:
     }
 
 
-CASES = [
-    # What is spoiled where, in an answer by voice or in text; the stage and the kind that are told.
-    ("thinker", "NaN at the end of the prompt", TEXT, "thinker", "logits"),
-    ("thinker", "NaN while decoding", TEXT, "thinker", "logits"),
-    ("thinker", "infinity within the prompt", SPEECH, "thinker", "rows"),
-    ("thinker", "NaN while decoding", SPEECH, "thinker", "rows"),
-    ("rows", "lost", SPEECH, "talker", "row_sequence"),
-    ("rows", "twice", SPEECH, "talker", "row_sequence"),
-    ("talker", "NaN at the end of the prompt", SPEECH, "talker", "logits"),
-    ("talker", "NaN while decoding", SPEECH, "talker", "logits"),
-    ("windows", "lost", SPEECH, "code2wav", "window_sequence"),
-    ("windows", "twice", SPEECH, "code2wav", "window_sequence"),
-    ("windows", "the first again", SPEECH, "code2wav", "window_sequence"),
-    ("windows", "unknown code", SPEECH, "code2wav", "codes"),
-    ("code2wav", "NaN", SPEECH, "code2wav", "samples"),
-    ("code2wav", "too loud", SPEECH, "code2wav", "samples"),
-    ("code2wav", "silence", SPEECH, "code2wav", "flat"),
-    ("code2wav", "clipped", SPEECH, "code2wav", "clipped"),
-    ("code2wav", "cut", SPEECH, "code2wav", "shape"),
-    ("code2wav", "stereo", SPEECH, "code2wav", "shape"),
-    ("code2wav", "whole numbers", SPEECH, "code2wav", "shape"),
-]
+@dataclass(frozen=True)
+class Case:
+    place: str
+    what: str
+    """What is spoiled there."""
+    body: Any
+    """Of the victim."""
+    stage: str
+    kind: str
+    """What it is told."""
+    is_streamed: bool = False
+    """The victim's answer."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.place}, {self.what}"
 
 
-@pytest.mark.parametrize(
-    ("place", "what", "body", "stage", "kind"), CASES, ids=[f"{place}, {what}" for place, what, *_ in CASES]
+OF_BOTH = (
+    Case("talker", "NaN while decoding", SPEECH, "talker", "logits"),
+    Case("windows", "the first again", SPEECH, "code2wav", "window_sequence", is_streamed=True),
+    Case("windows", "unknown code", SPEECH, "code2wav", "codes"),
+    Case("code2wav", "silence", SPEECH, "code2wav", "flat", is_streamed=True),
 )
+OF_QWEN2_5_OMNI = (
+    Case("thinker", "NaN at the end of the prompt", TEXT, "thinker", "logits"),
+    Case("thinker", "NaN while decoding", TEXT, "thinker", "logits", is_streamed=True),
+    Case("thinker", "infinity within the prompt", SPEECH, "thinker", "rows"),
+    Case("thinker", "NaN while decoding", SPEECH, "thinker", "rows", is_streamed=True),
+    Case("rows", "lost", SPEECH, "talker", "row_sequence"),
+    Case("rows", "twice", SPEECH, "talker", "row_sequence", is_streamed=True),
+    Case("talker", "NaN at the end of the prompt", SPEECH, "talker", "logits"),
+    # The server finds these, whatever the family.
+    Case("windows", "lost", SPEECH, "code2wav", "window_sequence", is_streamed=True),
+    Case("windows", "twice", SPEECH, "code2wav", "window_sequence"),
+    Case("code2wav", "NaN", SPEECH, "code2wav", "samples", is_streamed=True),
+    Case("code2wav", "too loud", SPEECH, "code2wav", "samples"),
+    Case("code2wav", "clipped", SPEECH, "code2wav", "clipped", is_streamed=True),
+    Case("code2wav", "cut", SPEECH, "code2wav", "shape"),
+    Case("code2wav", "stereo", SPEECH, "code2wav", "shape", is_streamed=True),
+    Case("code2wav", "whole numbers", SPEECH, "code2wav", "shape"),
+)
+OF_QWEN3_OMNI = (
+    Case("thinker", "NaN while decoding", SPEECH, "thinker", "logits"),
+    Case("thinker", "infinity within the prompt", PICTURE, "thinker", "rows", is_streamed=True),
+    Case("rows", "lost", PICTURE, "thinker", "row_sequence"),
+    Case("text ids", "lost", SPEECH, "talker", "row_sequence", is_streamed=True),
+    Case("text ids", "unknown", SPEECH, "talker", "row_sequence"),
+    Case("predicted codes", "NaN", SPEECH, "talker", "logits", is_streamed=True),
+    Case("predicted codes", "lost", SPEECH, "talker", "shape"),
+)
+
+
+def of_cases(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+@for_each_family
+@of_cases(OF_BOTH)
 def test_corrupt_data_ends_its_request_and_no_other(
-    server: SupervisedServer,
-    client: httpx2.Client,
-    alone: Alone,
-    orders: Path,
-    place: str,
-    what: str,
-    body: Any,
-    stage: str,
-    kind: str,
+    case: Case, server: SupervisedServer, client: httpx2.Client, alone: Alone, orders: Path
+) -> None:
+    check_that_it_ends_its_request_and_no_other(case, server, client, alone, orders)
+
+
+@for_families(QWEN2_5_OMNI)
+@of_cases(OF_QWEN2_5_OMNI)
+def test_corrupt_row_sound_or_text_ends_its_request_and_no_other(
+    case: Case, server: SupervisedServer, client: httpx2.Client, alone: Alone, orders: Path
+) -> None:
+    check_that_it_ends_its_request_and_no_other(case, server, client, alone, orders)
+
+
+@for_families(QWEN3_OMNI)
+@of_cases(OF_QWEN3_OMNI)
+def test_corrupt_text_id_or_predicted_code_ends_its_request_and_no_other(
+    case: Case, server: SupervisedServer, client: httpx2.Client, alone: Alone, orders: Path
+) -> None:
+    check_that_it_ends_its_request_and_no_other(case, server, client, alone, orders)
+
+
+def check_that_it_ends_its_request_and_no_other(
+    case: Case, server: SupervisedServer, client: httpx2.Client, alone: Alone, orders: Path
 ) -> None:
     before, log_length = counted(client), len(server.log)
-    order_to_spoil(orders, place, what)
+    order_to_spoil(orders, case.place, case.what)
     try:
-        victim, others = all_at_once(
-            server, body, is_streamed=CASES.index((place, what, body, stage, kind)) % 2 == 1
-        )
+        victim, others = all_at_once(server, case.body, is_streamed=case.is_streamed)
     finally:
         withdraw(orders)
-    told = f"stage '{stage}': corrupt data ({kind}): "
+    told = f"stage '{case.stage}': corrupt data ({case.kind}): "
     assert victim["error"]["code"] == "corrupt_data"
     assert victim["error"]["message"].startswith(told)
     check_same(others, alone.others)
-    label = f"{kind} {stage}"
+    label = f"{case.kind} {case.stage}"
     assert counted(client) == before | {label: before.get(label, 0) + 1}
     lines = [line for line in server.log[log_length:].splitlines() if told in line and "ERROR" in line]
     assert len(lines) == 1, server.log[log_length:]
-    assert outcome(answer_to(client, body)) == (alone.text if body is TEXT else alone.speech)
+    assert outcome(answer_to(client, case.body)) == alone.of(case.body)
     server.wait_for_baseline(client, alone.baseline)
 
 
+@for_each_family
 def test_exception_about_one_window_ends_its_request_and_no_other(
     server: SupervisedServer, client: httpx2.Client, alone: Alone, orders: Path
 ) -> None:
@@ -170,7 +233,7 @@ def test_exception_about_one_window_ends_its_request_and_no_other(
     assert victim["error"]["message"] == "stage 'code2wav': RuntimeError: told to fail"
     check_same(others, alone.others)
     assert counted(client) == before
-    assert outcome(answer_to(client, SPEECH)) == alone.speech
+    assert outcome(answer_to(client, SPEECH)) == alone.of(SPEECH)
     server.wait_for_baseline(client, alone.baseline)
 
 
@@ -225,6 +288,7 @@ def check_empty_speech(client: httpx2.Client, body: Any) -> None:
     assert counted(client) == before
 
 
+@for_families(QWEN2_5_OMNI)
 def test_spoken_reply_without_anything_to_speak_is_a_valid_answer(
     server: SupervisedServer, client: httpx2.Client, alone: Alone
 ) -> None:
@@ -233,6 +297,7 @@ def test_spoken_reply_without_anything_to_speak_is_a_valid_answer(
     server.wait_for_baseline(client, alone.baseline)
 
 
+@for_each_family
 def test_speech_that_ends_at_once_is_a_valid_answer(
     server: SupervisedServer, client: httpx2.Client, alone: Alone, orders: Path
 ) -> None:

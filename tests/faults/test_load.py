@@ -16,12 +16,12 @@ from tests.load.overload import capacity, first_answer_s, overload
 from tests.load.soak import SoakPlan, port_of, soak, warm_up
 from tests.load.storm import storm
 from tests.load.wire import Ask, exchange
-from tests.omni_families import OmniFamily
+from tests.omni_families import QWEN2_5_OMNI, OmniFamily, for_each_family, for_families
 
 MAX_QUEUE = 24
 CONCURRENCY = 10
 NUM_QUESTIONS = 2
-"""Of those in the mix: every kind of request with each. They are asked alone three times."""
+"""Of those in the mix: every kind of request with each."""
 DEADLINE_S = 120
 """No answer takes so long, on a busy machine either: one that does was forgotten."""
 
@@ -50,19 +50,21 @@ def loaded(
     server.wait_until_nothing_is_left()
 
 
+@for_each_family
 async def test_abort_storm_changes_no_answer_of_the_others_and_leaves_nothing_behind(loaded: Loaded) -> None:
     result = await storm(
-        loaded.server, loaded.wanted, loaded.before, number=100, concurrency=CONCURRENCY, seed=2
+        loaded.server, loaded.wanted, loaded.before, number=70, concurrency=CONCURRENCY, seed=2
     )
     tally = result.tally
     assert tally.is_clean, tally.wrong + tally.lost + tally.duplicated
-    assert tally.sent == tally.accounted == tally.exact + tally.aborted >= 100
-    assert tally.aborted > 25
-    assert tally.exact > 25
+    assert tally.sent == tally.accounted == tally.exact + tally.aborted >= 70
+    assert tally.aborted > 15
+    assert tally.exact > 15
     assert not result.leaked
     assert not result.changed
 
 
+@for_families(QWEN2_5_OMNI)  # what decides who comes first does not depend on the family
 async def test_short_replies_are_given_while_long_ones_go_on(loaded: Loaded) -> None:
     port = port_of(loaded.server)
     async with asyncio.TaskGroup() as group:
@@ -78,8 +80,9 @@ async def test_short_replies_are_given_while_long_ones_go_on(loaded: Loaded) -> 
     ]
 
 
+@for_each_family
 async def test_mixed_load_with_faults_loses_no_answer_and_leaves_nothing_behind(loaded: Loaded) -> None:
-    plan = SoakPlan(30, CONCURRENCY, seed=3, kill_every_s=10, num_lengths=3, sample_every_s=1, settled_s=1)
+    plan = SoakPlan(20, CONCURRENCY, seed=3, kill_every_s=5, num_lengths=3, sample_every_s=1, settled_s=1)
     result = await soak(loaded.server, loaded.wanted, loaded.before, plan)
     tally = result.tally
     assert tally.is_clean, tally.wrong + tally.lost + tally.duplicated
@@ -95,6 +98,7 @@ async def test_mixed_load_with_faults_loses_no_answer_and_leaves_nothing_behind(
     assert len(result.lives) == 4 + len(result.kills)
 
 
+@for_families(QWEN2_5_OMNI)  # nor does who is refused
 async def test_overloaded_server_answers_what_it_accepts_and_refuses_the_rest(loaded: Loaded) -> None:
     server = loaded.server
     port = port_of(server)

@@ -42,6 +42,22 @@ async def alone(port: int, asks: Sequence[Ask]) -> dict[Ask, Answer]:
     return answers
 
 
+async def changed(port: int, wanted: Mapping[Ask, Answer], concurrency: int) -> list[str]:
+    """Asks each request again, so many at a time. Returns the kinds of those that get another answer."""
+    places = asyncio.Semaphore(concurrency)
+
+    async def answer(number: int, ask: Ask) -> Answer | Failure:
+        async with places:
+            return outcome_of(await exchange(port, ask, f"again-{number}", TIMEOUT_S))
+
+    outcomes = await asyncio.gather(*(answer(number, ask) for number, ask in enumerate(wanted)))
+    return [
+        ask.kind
+        for (ask, answer), outcome in zip(wanted.items(), outcomes, strict=True)
+        if isinstance(outcome, Failure) or outcome.difference(answer) is not None
+    ]
+
+
 class MixedLoad:
     def __init__(
         self,

@@ -21,7 +21,7 @@ from tests.load.asks import bad_asks
 from tests.load.census import Census, census, leaks
 from tests.load.filling import fill_caches
 from tests.load.memory import SETTLED_S, Life, MemoryWatch
-from tests.load.mixed_load import Faults, MixedLoad, alone, until
+from tests.load.mixed_load import Faults, MixedLoad, alone, changed, until
 from tests.load.realtime_load import realtime_client
 from tests.load.tally import Tally
 from tests.load.wire import Ask
@@ -55,7 +55,7 @@ class SoakResult:
     leaked: dict[str, tuple[float, float]]
     """What was before and is after, where it differs."""
     changed: list[str]
-    """Kinds of requests that, alone again afterwards, got another answer than before."""
+    """Kinds of requests that, asked again afterwards, got another answer than before."""
     filled_s: float | None = None
     """When the caches of the killed engines' successors were full, in seconds since the beginning; None if
     they were not filled."""
@@ -150,10 +150,9 @@ async def soak(
             await asyncio.gather(watching, telling)
         await asyncio.to_thread(server.wait_until_idle)
         leaked = await asyncio.to_thread(leaks, server, client, before)
-    again = await alone(port, list(wanted))
-    changed = [ask.kind for ask, answer in again.items() if answer.difference(wanted[ask]) is not None]
+    differing = await changed(port, wanted, plan.concurrency)
     lives = [life for life in watch.lives.values() if life.rss]
-    return SoakResult(load.tally, lives, killer.killed, leaked, changed, filled_s)
+    return SoakResult(load.tally, lives, killer.killed, leaked, differing, filled_s)
 
 
 async def _sample(watch: MemoryWatch, plan: SoakPlan, done: asyncio.Event) -> None:

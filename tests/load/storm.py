@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tests.faults.supervised_server import SupervisedServer
 from tests.load.answers import Answer
 from tests.load.census import Census, leaks
-from tests.load.mixed_load import Faults, MixedLoad, alone, times
+from tests.load.mixed_load import Faults, MixedLoad, changed, times
 from tests.load.realtime_load import realtime_client
 from tests.load.soak import port_of
 from tests.load.tally import Tally
@@ -23,7 +23,7 @@ class StormResult:
     leaked: dict[str, tuple[float, float]]
     """What was before and is after, where it differs."""
     changed: list[str]
-    """Kinds of requests that, alone again afterwards, got another answer than before."""
+    """Kinds of requests that, asked again afterwards, got another answer than before."""
 
 
 async def storm(
@@ -46,6 +46,4 @@ async def storm(
     with server.client() as client:
         await asyncio.to_thread(server.wait_until_idle)
         leaked = await asyncio.to_thread(leaks, server, client, before)
-    again = await alone(port, list(wanted))
-    changed = [ask.kind for ask, answer in again.items() if answer.difference(wanted[ask]) is not None]
-    return StormResult(tally, leaked, changed)
+    return StormResult(tally, leaked, await changed(port, wanted, concurrency))

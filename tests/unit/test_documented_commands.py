@@ -82,7 +82,7 @@ NOT_RUN = {
         "scripts/make_demo_checkpoint demo",
     ): "measures for minutes what tests/faults asserts",
     ("docs/reliability.md", "scripts/abort_storm demo"): "tests/faults/test_load.py has a shorter storm",
-    ("docs/reliability.md", "scripts/soak demo"): "tests/faults/test_load.py has half a minute of it",
+    ("docs/reliability.md", "scripts/soak demo"): "tests/faults/test_load.py has 20 seconds of it",
     ("docs/reliability.md", "scripts/overload demo"): "tests/faults/test_load.py has ten seconds of it",
     ("docs/reliability.md", "scripts/slow_readers"): "measures what tests/unit/api/test_unsent.py asserts",
 }

@@ -206,6 +206,8 @@ class FakeCodecEdge:
         """Samples by which every window that is cut from now on begins too late."""
         self.num_samples: int | None = None
         """Of every window, whatever its codes."""
+        self.keeps_the_rest = False
+        """What is left for the last window does not come."""
 
     def use_ramp(self, new_blocks: Sequence[int]) -> None:
         assert not self._emitted
@@ -216,7 +218,7 @@ class FakeCodecEdge:
         return self._cut(whole=True)
 
     def finish(self) -> list[DecoderWindow]:
-        return self._cut(whole=False)
+        return [] if self.keeps_the_rest else self._cut(whole=False)
 
     def _cut(self, *, whole: bool) -> list[DecoderWindow]:
         windows = []

@@ -187,6 +187,7 @@ class Simulation:
             decoder=Decoder((cast(DiffusionHandle, self.code2wav),)),
             edge=TalkerToCode2Wav(self._plan, LAYOUT, voice="Ethan", noise_seed=0),
             scheduler=self.scheduler,
+            layout=LAYOUT,
             timeline=RequestTimeline(clock),
             emit=lambda delta: pieces.append((clock(), delta)),
         )

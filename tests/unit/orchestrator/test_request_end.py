@@ -161,8 +161,15 @@ async def test_a_window_without_samples_adds_nothing_to_the_audio() -> None:
     stages.code2wav.sound = np.zeros(0, np.float32)
     events = asyncio.create_task(collected(stages.run()))
     await write(stages, 3)
-    stages.talker.stream.send(1, 2, STOP_CODE, finish="stop")
-    assert "AudioDelta" not in kinds(await events)
+    stages.talker.stream.send(1, 2)
+    await settle()
+    # The next one has the samples of both.
+    stages.edge.num_samples, stages.edge.misplaced_by = 40, -20
+    stages.code2wav.sound = np.linspace(0, 0.9, 40, dtype=np.float32)
+    stages.talker.stream.send(3, 4, STOP_CODE, finish="stop")
+    delta = only(AudioDelta, await events)
+    assert isinstance(delta, AudioDelta)
+    assert np.array_equal(delta.samples, stages.code2wav.sound)
     assert stages.is_released()
 
 
@@ -191,6 +198,20 @@ async def test_windows_that_do_not_follow_each_other_are_an_error_at_once(mispla
     first = 20 + misplaced_by
     await fails_with(
         events, CorruptDataError, rf"\(window_sequence\): a window from sample {first} on, where 20 is"
+    )
+    assert stages.is_released()
+
+
+async def test_last_window_that_does_not_come_is_an_error_and_not_a_shorter_answer() -> None:
+    stages = Stages()
+    stages.edge.keeps_the_rest = True
+    events = asyncio.create_task(collected(stages.run()))
+    await write(stages, 5)
+    stages.talker.stream.send(1, 2, 3, finish="length")
+    await fails_with(
+        events,
+        CorruptDataError,
+        r"\(window_sequence\): the windows end at sample 20, the frames at sample 30",
     )
     assert stages.is_released()
 

@@ -78,11 +78,15 @@ def test_a_code_is_valid_whatever_the_logits_are(is_greedy: bool) -> None:
     logits[3, 7] = torch.inf
     logits[4, 1:] = -torch.inf
     how = draws(0, is_greedy=is_greedy)
-    codes = CodeKernel(QWEN3, how)(logits, 0)
+    mine, other = CodeKernel(QWEN3, how), CodeChooser(QWEN3, how)
+    codes = mine(logits, 0)
     assert ((codes >= 0) & (codes < 300)).all()
     assert not torch.isin(codes[2], torch.tensor([7, 8]))
     assert codes[4] == 0
-    assert codes[5:].tolist() == CodeChooser(QWEN3, how)(logits, 0)[5:].tolist()
+    assert codes[5:].tolist() == other(logits, 0)[5:].tolist()
+    for chooser in (mine, other):
+        chooser(random_logits(300, 1), 1)
+        assert chooser.is_broken.tolist() == [True, False, True, True, *[False] * (NUM_ROWS - 4)]
 
 
 def test_the_kernel_is_interpreted_here() -> None:

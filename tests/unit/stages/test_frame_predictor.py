@@ -9,7 +9,7 @@ import torch
 from vllm import SamplingParams
 
 from stages.runtime.code_sampling import Choose, CodeSampling, Draws
-from stages.runtime.frame_predictor import CodeHistory, frame_predictor, predicted_codes
+from stages.runtime.frame_predictor import NO_CODE, CodeHistory, frame_predictor, predicted_codes
 from stages.runtime.stage_step import StepBatch
 
 NUM_PREDICTED, WIDTH = 2, 4
@@ -18,14 +18,15 @@ ALL = CodeSampling(temperature=1.0, top_k=100, top_p=1.0)
 
 
 class Predictor:
-    """Predicts what `code` says for a token: twice ten times the token, or what is chosen of `logits`. The
-    embedding of codes is their sum."""
+    """Predicts twice ten times the token, plus what is chosen of the first of its hidden values and 49 zeros.
+    The embedding of codes is their sum."""
 
     num_predicted = NUM_PREDICTED
     code_sampling = ALL
 
     def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
         logits = torch.zeros(len(sampled), 50)
+        logits[:, :1] = hidden[:, :1]
         return sampled[:, None] * 10 + torch.stack([choose(logits, index) for index in (0, 1)], 1)
 
     def embed_predicted(self, codes: torch.Tensor) -> torch.Tensor:
@@ -36,7 +37,7 @@ class GreedyPredictor(Predictor):
     code_sampling = replace(ALL, temperature=0)
 
     def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
-        logits = torch.arange(50.0).roll(8).expand(len(sampled), -1)  # the largest is at 7
+        logits = torch.arange(50.0).roll(8) + hidden[:, :1]  # the largest is at 7
         return torch.stack([choose(logits, index) for index in (0, 1)], 1)
 
 
@@ -113,6 +114,28 @@ def test_more_requests_than_run_at_once_keep_their_codes() -> None:
     assert len(codes) == 0
 
 
+def test_a_request_whose_scores_are_no_numbers_is_corrupt_and_no_other() -> None:
+    """What its next step looks up, which may be under way, is valid all the same."""
+    codes = history()
+    codes.add("a", 1, GREEDY)
+    codes.add("b", 1, SamplingParams(seed=0))
+    hidden = torch.tensor([[torch.nan], [0.0]]).expand(2, WIDTH)
+    step = batch(("a", 0, 1), ("b", 0, 1))
+    codes.predict(hidden, torch.tensor([1, 2]), step, np.array([True, True]))
+    pending = codes.take()
+    assert pending is not None
+    _, of_b = pending.finish()
+    assert of_b is not None
+    assert (of_b >= 20).all()
+    assert {name: found.kind for name, found in pending.corrupt.items()} == {"a": "logits"}
+    assert added(codes, batch(("a", 1, 1), ("b", 1, 1)))[1] == of_b.sum()
+    codes.predict(hidden, torch.tensor([1, 2]), step, np.array([False, True]))
+    unkept = codes.take()
+    assert unkept is not None
+    unkept.finish()
+    assert not unkept.corrupt
+
+
 def test_a_request_of_vllms_own_is_left_alone() -> None:
     codes = history()
     assert predict(codes, batch(("warm-up", 0, 2)), [1], [True]) == [None]
@@ -131,8 +154,11 @@ def test_a_model_that_predicts_nothing_is_refused() -> None:
 def test_a_predictor_with_temperature_0_is_greedy_whatever_requests_ask_for() -> None:
     sampled = torch.zeros(3, dtype=torch.int32)
     draws = Draws(torch.arange(3), torch.arange(3), torch.tensor([0, 1, 0]))
-    made = predicted_codes(GreedyPredictor(), torch.zeros(3, WIDTH), sampled, draws)
-    assert made.tolist() == [[7, 7]] * 3
+    hidden = torch.zeros(3, WIDTH)
+    assert predicted_codes(GreedyPredictor(), hidden, sampled, draws).tolist() == [[7, 7]] * 3
+    hidden[1] = torch.nan
+    made = predicted_codes(GreedyPredictor(), hidden, sampled, draws)
+    assert made.tolist() == [[7, 7], [NO_CODE, NO_CODE], [7, 7]]
 
 
 def test_a_request_without_a_seed_samples_by_its_id() -> None:
