@@ -17,7 +17,7 @@ import openai
 import pytest
 from PIL import Image
 
-from stages.demo_checkpoint import make_demo_checkpoint
+from stages.demo_checkpoint.write import make_demo_checkpoint
 from tests.integration.server_process import MODEL, ROOT, ServerProcess, wait_until
 from tests.unit.api.clients import error_of, media
 from tests.unit.api.sse_validator import read_image_stream
