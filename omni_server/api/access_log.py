@@ -94,6 +94,10 @@ def _answer_fields(answers: Sequence[AnswerRecord]) -> dict[str, Field]:
     usages = [answer.finished.usage for answer in answers if answer.finished is not None]
     if usages and first.kind != "image":
         fields["text_tokens"] = sum(usage.text_tokens for usage in usages)
+    if first.kind == "image":
+        steps = sum(answer.num_steps for answer in answers)
+        if steps:
+            fields["steps"] = steps
     if first.kind == "speech":
         if usages:
             fields["codec_tokens"] = sum(usage.codec_tokens for usage in usages)

@@ -51,7 +51,7 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     app.include_router(speech_router(state, config))
     app.include_router(transcriptions_router(state, config))
     app.include_router(images_router(state, config, admission))
-    app.include_router(models_router(state))
+    app.include_router(models_router(state, config))
     app.include_router(health_router(state, admission))
     app.include_router(metrics_router(state, admission))
     app.include_router(page_router())

@@ -6,6 +6,7 @@ from typing import Literal
 from fastapi import APIRouter
 from pydantic import BaseModel
 
+from omni_server.api.config import ApiConfig
 from omni_server.api.images.parse import PARAMETERS
 from omni_server.api.openapi import error_responses
 from omni_server.api.parse import check_model
@@ -34,7 +35,7 @@ class Images(BaseModel):
     """What a model that generates images can do."""
 
     sizes: list[str]
-    """The default first."""
+    """The default first. Like `free_sizes`, within the server's own limit."""
     free_sizes: FreeImageSizes | None
     """Other sizes; null if there are none."""
     parameters: list[str]
@@ -84,8 +85,9 @@ class AudioModelList(BaseModel):
     models: list[AudioModel]
 
 
-def models_router(state: ServerState) -> APIRouter:
+def models_router(state: ServerState, config: ApiConfig) -> APIRouter:
     router = APIRouter()
+    max_pixels = config.max_output_pixels
 
     @router.get(
         "/v1/models",
@@ -95,7 +97,7 @@ def models_router(state: ServerState) -> APIRouter:
     )
     async def list_models() -> ModelList:
         info = state.require_generator().model_info
-        return ModelList(data=[_card(name, info) for name in (info.name, *info.aliases)])
+        return ModelList(data=[_card(name, info, max_pixels) for name in (info.name, *info.aliases)])
 
     # Hub ids contain a slash, which clients send as %2F and the server decodes.
     @router.get(
@@ -107,7 +109,7 @@ def models_router(state: ServerState) -> APIRouter:
     async def retrieve_model(model_id: str) -> Model:
         info = state.require_generator().model_info
         check_model(model_id, info)
-        return _card(model_id, info)
+        return _card(model_id, info, max_pixels)
 
     @router.get(
         "/v1/audio/voices",
@@ -135,21 +137,24 @@ def models_router(state: ServerState) -> APIRouter:
     return router
 
 
-def _images(info: ModelInfo) -> Images | None:
+def _images(info: ModelInfo, max_output_pixels: int) -> Images | None:
     if not info.image_sizes:
         return None
     features = info.image_features
-    free = features.free_sizes
+    free = None
+    if features.free_sizes is not None:
+        free = FreeImageSizes.model_validate(features.free_sizes, from_attributes=True)
+        free.max_pixels = min(free.max_pixels, max_output_pixels)
     return Images(
-        sizes=[str(size) for size in info.image_sizes],
-        free_sizes=FreeImageSizes.model_validate(free, from_attributes=True) if free is not None else None,
+        sizes=[str(size) for size in info.image_sizes if size.width * size.height <= max_output_pixels],
+        free_sizes=free,
         parameters=sorted(PARAMETERS[field] for field in features.parameters),
         max_input_images=features.max_input_images,
         needs_input_image=features.needs_input_image,
     )
 
 
-def _card(name: str, info: ModelInfo) -> Model:
+def _card(name: str, info: ModelInfo, max_output_pixels: int) -> Model:
     edited = ("image",) if info.image_features.max_input_images else ()
     return Model(
         id=name,
@@ -161,6 +166,6 @@ def _card(name: str, info: ModelInfo) -> Model:
             "output": [output for output in ("text", "audio", "image") if output in info.outputs],
         },
         voices=list(info.voices),
-        images=_images(info),
+        images=_images(info, max_output_pixels),
         about=About.model_validate(info.about, from_attributes=True) if info.about is not None else None,
     )

@@ -3,6 +3,9 @@
 import base64
 import io
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +17,8 @@ import openai
 import pytest
 from PIL import Image
 
-from stages.demo_checkpoint import make_demo_checkpoint
-from tests.integration.server_process import MODEL, ServerProcess, wait_until
+from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.integration.server_process import MODEL, ROOT, ServerProcess, wait_until
 from tests.unit.api.clients import error_of, media
 from tests.unit.api.sse_validator import read_image_stream
 
@@ -67,10 +70,12 @@ def file_of(data: list[Any] | None) -> bytes:
     return base64.b64decode(image.b64_json, validate=True)
 
 
-def num_running(client: httpx2.Client) -> int:
-    text = client.get("/metrics").text
-    line = next(line for line in text.splitlines() if line.startswith("omni_active_requests{"))
-    return int(float(line.rpartition(" ")[2]))
+def has_released_an_aborted_one(client: httpx2.Client) -> bool:
+    lines = client.get("/metrics").text.splitlines()
+    counts = [
+        line for line in lines if line.startswith(('omni_requests_total{outcome="aborted"', "omni_active_"))
+    ]
+    return [float(line.rpartition(" ")[2]) for line in sorted(counts)] == [0, 1]
 
 
 def test_a_pipeline_generates_streams_and_refuses(generator: ServerProcess) -> None:
@@ -115,15 +120,28 @@ def test_a_pipeline_generates_streams_and_refuses(generator: ServerProcess) -> N
         broken = error_of(client.post(GENERATIONS, json=SMALL | {"num_inference_steps": 1}), 500)
         assert broken["code"] == "corrupt_data"
 
-        body = SMALL | {"num_inference_steps": 200, "stream": True}
+        body = SMALL | {"size": "256x256", "num_inference_steps": 200, "stream": True}
         with client.stream("POST", GENERATIONS, json=body) as long:
             next(long.iter_raw())
-            assert num_running(client) == 1
-        wait_until(lambda: num_running(client) == 0, 10.0, lambda: generator.log)
+        wait_until(lambda: has_released_an_aborted_one(client), 10.0, lambda: generator.log)
         card = client.get(f"/v1/models/{MODEL}").json()
         assert card["images"]["free_sizes"]["multiple"] == 16
         assert "num_inference_steps" in card["images"]["parameters"]
         assert file_of(generate(7).data) == file
+
+
+def test_the_example_of_the_page_saves_previews_and_the_image(
+    generator: ServerProcess, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "images.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    program = program.replace("http://127.0.0.1:8091", generator.url)
+    program = program.replace('"num_inference_steps": 30', '"num_inference_steps": 4')
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=60)
+    names = {file.name for file in tmp_path.iterdir()}
+    assert {"lighthouse.png", "preview0.png"} <= names <= {"lighthouse.png", "preview0.png", "preview1.png"}
+    sizes = {Image.open(io.BytesIO((tmp_path / name).read_bytes())).size for name in names}
+    assert sizes == {(256, 256)}
 
 
 def test_a_pipeline_edits_and_says_where_it_does(editor: ServerProcess) -> None:

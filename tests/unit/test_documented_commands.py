@@ -59,6 +59,9 @@ SINGLE = {
     ("docs/container.md", "curl -sSf http://127.0.0.1:8091"): (
         "tests/integration/test_quickstart.py::test_it_works_as_it_stands"
     ),
+    ("docs/images.md", "import base64"): (
+        "tests/integration/test_image_server.py::test_the_example_of_the_page_saves_previews_and_the_image"
+    ),
     ("docs/faq.md", "from omni_server import Omni"): (
         "tests/integration/test_quickstart.py::test_the_python_api_works_as_the_page_says"
     ),

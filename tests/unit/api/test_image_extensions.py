@@ -96,8 +96,8 @@ async def test_a_model_that_only_edits_says_where() -> None:
 
 
 async def test_the_model_s_card_says_what_it_makes() -> None:
-    async def card(model: ModelInfo) -> dict[str, Any]:
-        async with http_client(app_of(FakeGenerator(model))) as client:
+    async def card(model: ModelInfo, config: ApiConfig | None = None) -> dict[str, Any]:
+        async with http_client(app_of(FakeGenerator(model), config)) as client:
             found: dict[str, Any] = (await client.get("/v1/models/omni")).json()
         return found
 
@@ -119,3 +119,5 @@ async def test_the_model_s_card_says_what_it_makes() -> None:
     }
     only_draws = (await card(IMAGE_MODEL))["images"]
     assert (only_draws["free_sizes"], only_draws["parameters"]) == (None, [])
+    limited = (await card(EDITING_MODEL, ApiConfig(max_output_pixels=1024)))["images"]
+    assert (limited["sizes"], limited["free_sizes"]["max_pixels"]) == (["32x32"], 1024)

@@ -335,6 +335,7 @@ async def test_images_are_counted_and_logged(caplog: pytest.LogCaptureFixture) -
     summary, fields = only_line(caplog)
     assert summary == f"POST {IMAGES_URL} 200"
     assert (fields["answers"], fields["outcome"], fields["reason"]) == (2, "ok", "stop")
+    assert fields["steps"] == 2 * NUM_STEPS
     values = await scraped(app)
     assert value(values, "omni_e2e_request_latency_seconds_count", kind="image") == 2
     assert value(values, "omni_requests_total", outcome="ok", reason="stop") == 2
