@@ -277,8 +277,8 @@ class FamilyModel(Protocol):
         """Renders a diffusion request. `size` is in `image_sizes` or allowed by `image_features`; `seed` (0 to
         2**63 - 1) sets the noise. The other fields of `image` that are set are in `image_features`.
 
-        The prompt's tokens are those of the image (`omni_server.protocol.images.num_image_tokens`), and more for
-        images in the messages: the API reports them as usage. The last stage must return the pixels, RGB
+        The prompt's tokens are those of the image (`omni_server.protocol.images.num_image_tokens`), and more
+        for images in the messages: the API reports them as usage. The last stage must return the pixels, RGB
         `[height, width, 3]` in [0, 1]. Raises
         `InvalidRequestError` if the messages cannot be rendered.
         """

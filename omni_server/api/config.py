@@ -106,8 +106,9 @@ class ApiConfig:
     shorter. Concurrent transcriptions hold up to four times as much audio; further ones wait for
     up to `media_queue_timeout_s`."""
 
-    max_output_pixels: int = 3840 * 2160
-    """Width x height of a generated image, beside the limit of its stage; OpenAI's largest size."""
+    max_output_pixels: int = 2048 * 2048
+    """Width x height of a generated image, beside the limit of its stage. `max_unsent_bytes` must have room
+    for four, which is a stream with its previews."""
     max_image_steps: int = 200
     """Denoising steps that a request for an image may ask for."""
 

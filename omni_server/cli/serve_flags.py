@@ -79,7 +79,8 @@ _MEDIA_LIMITS: Limits = {
 }
 _IMAGE_LIMITS: Limits = {
     ("--max-output-pixels", "max_output_pixels", positive_count): (
-        "width times height of an image, beside max_image_tokens of the stage; the default is OpenAI's largest size"
+        "width times height of an image, beside the limit of the stage; four images, of 3 bytes per pixel, "
+        "must fit --max-unsent-size"
     ),
     ("--max-image-steps", "max_image_steps", positive_count): (
         "denoising steps that a request may ask for; more get 400"

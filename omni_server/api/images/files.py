@@ -1,4 +1,4 @@
-"""Image files, as base64. All functions take a fraction of a second for large images: call them in a thread."""
+"""Image files, as base64. Writing a large one takes a fraction of a second: call it in a thread."""
 
 import base64
 import io

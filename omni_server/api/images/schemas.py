@@ -21,8 +21,8 @@ Guidance = Annotated[float, Field(ge=0, le=MAX_GUIDANCE)]
 
 
 class ImageFields(BaseModel):
-    """Fields of both endpoints. Those that are not listed are accepted and ignored, as clients send many, except
-    for those that would change the image (`omni_server.api.images.parse`)."""
+    """Fields of both endpoints. Those that are not listed are accepted and ignored, as clients send many,
+    except for those that would change the image (`omni_server.api.images.parse`)."""
 
     model: str | None = None
     """The served model is the default."""
@@ -31,8 +31,8 @@ class ImageFields(BaseModel):
     n: Annotated[Integer, Field(ge=1, le=MAX_IMAGES)] | None = None
     """How many images; 1 is the default. With a seed, the second image has the next seed, and so on."""
     size: Annotated[str, Field(examples=["auto", "1024x1024"])] | None = None
-    """Width and height in pixels; `auto`, the default, is the model's, and for an edit that of the first image's
-    shape."""
+    """Width and height in pixels; `auto`, the default, is the model's. An edit then has the shape of the first
+    image."""
     response_format: Literal["b64_json"] | None = None
     """The server keeps no files, so it has no URLs."""
     output_format: ImageFormat | None = None
@@ -76,7 +76,7 @@ _FormBoolean = Annotated[bool, WithJsonSchema({"type": "string", "pattern": BOOL
 
 
 class ImageEditForm(ImageFields):
-    """The form's fields beside `image`. They come as strings, so that "true" is a boolean and "0.2" a number."""
+    """The form's fields beside `image`. They come as strings, so "true" is a boolean and "0.2" a number."""
 
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 

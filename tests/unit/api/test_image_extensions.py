@@ -1,4 +1,4 @@
-"""What image requests may say beyond OpenAI's fields, the operator's limits, and what the model's card says."""
+"""Image requests beyond OpenAI's fields, the operator's limits, and what the model's card says."""
 
 import io
 import json
