@@ -16,7 +16,7 @@ from omni_server.api.schemas import (
 )
 from omni_server.errors import InvalidRequestError, OverloadedError
 from omni_server.media.audio import count_samples, decode_audio
-from omni_server.media.image import decode_image
+from omni_server.media.image import count_pixels, decode_image
 from omni_server.media.limited_process import Cancellation
 from omni_server.media.limits import MediaLimits
 from omni_server.media.source import MediaSource, decode_base64
@@ -92,6 +92,10 @@ class MediaLoader:
     async def load_audio_file(self, data: bytes) -> AudioPart:
         """Decodes an uploaded file. Raises the errors of `load`, without a field name."""
         return await self._in_thread(lambda stop: decode_audio(data, self._limits, None, stop))
+
+    async def count_pixels(self, data: bytes) -> int:
+        """Size of the image of `load_image_file`; raises the same errors."""
+        return await self._in_thread(lambda _: count_pixels(data, self._limits))
 
     async def load_image_file(self, data: bytes) -> ImagePart:
         """Decodes an uploaded file. Raises the errors of `load`, without a field name."""

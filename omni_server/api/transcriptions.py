@@ -1,10 +1,9 @@
 """`POST /v1/audio/transcriptions` and `/v1/audio/translations`: the model transcribes audio."""
 
-import asyncio
 import logging
 import unicodedata
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from typing import Literal
@@ -16,13 +15,14 @@ from omni_server.api.answer_stream import TaskRun
 from omni_server.api.config import ApiConfig
 from omni_server.api.forms import Form, FormLimits, read_form
 from omni_server.api.media_loader import MediaLoader
+from omni_server.api.media_room import MediaRoom
 from omni_server.api.openapi import GENERATION_ERRORS, OpenApi, any_of, event_stream
 from omni_server.api.sampling import text_sampling
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame, until_disconnect
 from omni_server.api.transcription_form import form_body, parse_transcription_form
 from omni_server.audio.cut import cut_at_pauses
-from omni_server.errors import InvalidRequestError, OverloadedError
+from omni_server.errors import InvalidRequestError
 from omni_server.media.source import MediaSource
 from omni_server.types import AudioPart, Finished, OmniRequest, SamplingConfig, TextDelta, Transcribe, Usage
 
@@ -86,36 +86,6 @@ class TranscriptDone(BaseModel):
 _DELTAS = FrameTemplate(lambda text: TranscriptDelta(type="transcript.text.delta", delta=text))
 
 
-class RecordingRoom:
-    """Bounds the memory of recordings in progress. Each stays in memory until its last piece is transcribed,
-    which may take minutes; the request queue alone would admit a thousand of them."""
-
-    def __init__(self, max_samples: int, timeout_s: float) -> None:
-        """`max_samples` must be at least that of the longest recording; `timeout_s` is the longest wait."""
-        self._max_samples = max_samples
-        self._timeout_s = timeout_s
-        self._num_samples = 0
-        self._released = asyncio.Event()
-
-    async def take(self, num_samples: int) -> Callable[[], None]:
-        """Reserves room; returns its release callback, to call once. Raises `OverloadedError`
-        on timeout."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                while self._num_samples + num_samples > self._max_samples:
-                    self._released.clear()
-                    await self._released.wait()
-        except TimeoutError:
-            raise OverloadedError("The server is busy with the recordings of other requests.") from None
-        self._num_samples += num_samples
-
-        def give_back() -> None:
-            self._num_samples -= num_samples
-            self._released.set()
-
-        return give_back
-
-
 class TranscriptionService:
     def __init__(self, state: ServerState, config: ApiConfig) -> None:
         self._state = state
@@ -128,7 +98,7 @@ class TranscriptionService:
             max_audio_seconds=config.max_upload_seconds,
             max_audio_samples=max_samples,
         )
-        self._room = RecordingRoom(_LONGEST_KEPT * max_samples, config.media_queue_timeout_s)
+        self._room = MediaRoom("recordings", _LONGEST_KEPT * max_samples, config.media_queue_timeout_s)
         self._media = MediaLoader(MediaSource((), limits), limits, config)
 
     async def create(self, request: Request, *, to_english: bool) -> Response:

@@ -18,6 +18,22 @@ def decode_image(data: bytes, limits: MediaLimits) -> ImagePart:
 
     Accepts PNG, JPEG, WebP, GIF and BMP. Raises `InvalidRequestError` with code `invalid_image`.
     """
+    with _opened(data, limits) as image:
+        try:
+            pixels = _to_rgb(ImageOps.exif_transpose(image))
+        except Exception as error:
+            raise _invalid(_fault(error)) from error
+    return ImagePart(pixels)
+
+
+def count_pixels(data: bytes, limits: MediaLimits) -> int:
+    """Width x height of `decode_image`'s result, by the header; raises the same errors for it."""
+    with _opened(data, limits) as image:
+        return image.width * image.height
+
+
+def _opened(data: bytes, limits: MediaLimits) -> Image.Image:
+    """Reads the header only."""
     if len(data) > limits.max_bytes:
         raise _invalid(f"is larger than the {limits.max_bytes} bytes allowed")
     # Pillow's readers raise many kinds of errors on damaged files (OSError, SyntaxError, struct.error,
@@ -30,17 +46,12 @@ def decode_image(data: bytes, limits: MediaLimits) -> ImagePart:
         raise _invalid(f"is not in a known format ({', '.join(_FORMATS)})") from error
     except Exception as error:
         raise _invalid(_fault(error)) from error
-    with image:
-        width, height = image.size
-        if width * height > limits.max_image_pixels:
-            raise _invalid(f"has {width}x{height} pixels, more than the {limits.max_image_pixels} allowed")
-        if max(width, height) > limits.max_aspect_ratio * min(width, height):
-            raise _invalid(f"has an aspect ratio above {limits.max_aspect_ratio:g}")
-        try:
-            pixels = _to_rgb(ImageOps.exif_transpose(image))
-        except Exception as error:
-            raise _invalid(_fault(error)) from error
-    return ImagePart(pixels)
+    width, height = image.size
+    if width * height > limits.max_image_pixels:
+        raise _invalid(f"has {width}x{height} pixels, more than the {limits.max_image_pixels} allowed")
+    if max(width, height) > limits.max_aspect_ratio * min(width, height):
+        raise _invalid(f"has an aspect ratio above {limits.max_aspect_ratio:g}")
+    return image
 
 
 def _fault(error: Exception) -> str:

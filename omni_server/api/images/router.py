@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ from omni_server.api.images.schemas import (
 )
 from omni_server.api.limits import Admission
 from omni_server.api.media_loader import MediaLoader
+from omni_server.api.media_room import MediaRoom
 from omni_server.api.openapi import GENERATION_ERRORS, OpenApi, event_stream, request_body
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, named_frame, until_disconnect
@@ -59,6 +60,9 @@ _EXAMPLES: dict[str, dict[str, object]] = {
     "events": {"prompt": "A lighthouse at dusk", "stream": True},
 }
 
+MOST_KEPT = 4
+"""Requests for edits of maximum size that fit in memory, or more smaller ones."""
+
 EventKind = Literal["image_generation", "image_edit"]
 
 
@@ -69,6 +73,9 @@ class ImageService:
         self._limits = ImageLimits.from_config(config)
         self._keep_alive_s = config.sse_keep_alive_s
         self._max_input_pixels = config.media_limits.max_image_pixels
+        self._room = MediaRoom(
+            "images", MOST_KEPT * config.media_limits.max_image_pixels, config.media_queue_timeout_s
+        )
         self._media = MediaLoader(MediaSource((), config.media_limits), config.media_limits, config)
 
     async def generate(self, request: Request) -> Response:
@@ -91,35 +98,40 @@ class ImageService:
             raise unsupported(
                 f"The model '{model.name}' only edits images: send them to /v1/images/edits.", "model"
             )
-        return await self._answer(fields, output, (), "image_generation")
+        return await self._answer(fields, output, (), "image_generation", ExitStack())
 
     async def _edit(self, form: Form) -> Response:
         fields, files = parse_edit_form(form)
         output = image_output(fields, self._state.require_generator().model_info, self._limits)
-        return await self._answer(fields, output, await self._load(files), "image_edit")
+        with ExitStack() as held:
+            images = await self._load(files, held)
+            return await self._answer(fields, output, images, "image_edit", held)
 
-    async def _load(self, files: Sequence[bytes]) -> list[ImagePart]:
-        """Bounds the memory of all images together: each generated image is computed from a copy of them."""
-        images: list[ImagePart] = []
-        num_pixels = 0
+    async def _load(self, files: Sequence[bytes], held: ExitStack) -> list[ImagePart]:
+        """Adds the release of the room to `held`."""
         try:
-            for file in files:
-                images.append(await self._media.load_image_file(file))
-                num_pixels += images[-1].pixels.size // 3
-                if num_pixels > self._max_input_pixels:
-                    raise InvalidRequestError(
-                        f"The images together have more than the {self._max_input_pixels} pixels allowed.",
-                        code="invalid_image",
-                    )
+            num_pixels = sum([await self._media.count_pixels(file) for file in files])
+            if num_pixels > self._max_input_pixels:
+                raise InvalidRequestError(
+                    f"The images together have more than the {self._max_input_pixels} pixels allowed.",
+                    code="invalid_image",
+                )
+            held.callback(await self._room.take(num_pixels))
+            return [await self._media.load_image_file(file) for file in files]
         except InvalidRequestError as error:
             error.param = "image"
             raise
-        return images
 
     async def _answer(
-        self, fields: ImageFields, output: ImageOutput, images: Sequence[ImagePart], kind: EventKind
+        self,
+        fields: ImageFields,
+        output: ImageOutput,
+        images: Sequence[ImagePart],
+        kind: EventKind,
+        held: ExitStack,
     ) -> Response:
-        """Generates all images concurrently; if one fails, the request fails. Raises `OmniError`."""
+        """Generates all images concurrently; if one fails, the request fails. A stream takes what is `held`
+        over. Raises `OmniError`."""
         generator = self._state.require_generator()
         model = generator.model_info
         if output.size is None:
@@ -130,7 +142,7 @@ class ImageService:
         writer = ImageWriter(fields, model.name)
         if fields.stream:
             (generation,) = generations
-            events = self._events(generation, _EventWriter(writer, output, kind))
+            events = self._events(generation, _EventWriter(writer, output, kind), held.pop_all())
             return EventStreamResponse(generation.request_id, events, first=await anext(events))
         pixels = await self._collect(generations)
         body = await asyncio.to_thread(_render, writer, generations[0].prompt, pixels, outputs)
@@ -147,9 +159,11 @@ class ImageService:
             await close_all(generations)
         return [images[index] for index in range(len(generations))]
 
-    async def _events(self, generation: Generation, writer: "_EventWriter") -> AsyncGenerator[bytes, None]:
+    async def _events(
+        self, generation: Generation, writer: "_EventWriter", held: ExitStack
+    ) -> AsyncGenerator[bytes, None]:
         """Yields frames. The first comes with the first step, so that failures before it get their own
-        status."""
+        status. Closes `held` at the end."""
         done: Pixels | None = None
         try:
             async with aclosing(follow(generation, self._state, self._keep_alive_s)) as events:
@@ -165,6 +179,7 @@ class ImageService:
                             assert done is not None
                             yield await asyncio.to_thread(writer.completed, done, generation.prompt)
         finally:
+            held.close()
             await generation.aclose()
 
 

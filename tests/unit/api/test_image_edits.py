@@ -16,12 +16,21 @@ from PIL import Image
 
 from omni_server.api.config import ApiConfig
 from omni_server.api.images.edit_form import MAX_IMAGE_BYTES, MAX_INPUT_IMAGES
+from omni_server.api.images.router import MOST_KEPT
 from omni_server.errors import InvalidRequestError
 from omni_server.media.limits import MediaLimits
 from omni_server.types import ImageOutput, ImagePart, ImageSize, TextPart
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import app_of, error_of, http_client, openai_client
-from tests.unit.api.fake_generator import EDITING_MODEL, IMAGE_MODEL, FakeGenerator, Hang, image_of
+from tests.unit.api.fake_generator import (
+    EDITING_MODEL,
+    IMAGE_MODEL,
+    FakeGenerator,
+    Hang,
+    Wait,
+    image_of,
+    image_script,
+)
 from tests.unit.api.sse_validator import read_image_stream
 from tests.unit.api.test_images import files_of, pixels_of
 
@@ -222,6 +231,30 @@ async def test_images_together_are_bounded() -> None:
     error = error_of(await ask(editor(), two, config))
     assert (error["param"], error["code"]) == ("image", "invalid_image")
     assert "300 pixels" in error["message"]
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+async def test_images_of_all_requests_are_bounded(stream: str) -> None:
+    """Four fill the room; another waits for its time, and gets it when one has ended."""
+    generator = editor()
+    leave = asyncio.Event()
+    generator.script = [Wait(leave), *image_script(ImageOutput())]
+    limits = MediaLimits(max_image_pixels=picture(20).size // 3)
+    app = app_of(generator, ApiConfig(media_limits=limits, media_queue_timeout_s=0.2))
+    async with http_client(app) as client:
+
+        async def edit() -> httpx2.Response:
+            return await client.post(
+                EDITS_URL, data={"prompt": PROMPT, "stream": stream}, files={"image": ("a", DARK)}
+            )
+
+        running = [asyncio.create_task(edit()) for _ in range(MOST_KEPT)]
+        while len(generator.requests) < MOST_KEPT:  # noqa: ASYNC110 - the event is of the first only
+            await asyncio.sleep(0)
+        assert error_of(await edit(), 503)["code"] == "server_overloaded"
+        leave.set()
+        answers = [await answer for answer in running]
+        assert [answer.status_code for answer in [*answers, await edit()]] == [200] * (MOST_KEPT + 1)
 
 
 async def test_a_file_of_more_than_50_mb_is_too_large() -> None:

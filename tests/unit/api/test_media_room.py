@@ -1,15 +1,15 @@
-"""Room for the recordings that are being transcribed."""
+"""Room for the media of requests that are being answered."""
 
 import asyncio
 
 import pytest
 
-from omni_server.api.transcriptions import RecordingRoom
+from omni_server.api.media_room import MediaRoom
 from omni_server.errors import OverloadedError
 
 
 async def test_who_finds_no_room_waits_until_enough_was_given_back() -> None:
-    room = RecordingRoom(10, timeout_s=30)
+    room = MediaRoom("recordings", 10, timeout_s=30)
     give_back_six, give_back_four = await room.take(6), await room.take(4)
     waiting = asyncio.create_task(room.take(8))
     await asyncio.sleep(0)
@@ -25,7 +25,7 @@ async def test_who_finds_no_room_waits_until_enough_was_given_back() -> None:
 
 
 async def test_who_waits_too_long_is_told_that_the_server_is_busy() -> None:
-    room = RecordingRoom(10, timeout_s=0.01)
+    room = MediaRoom("recordings", 10, timeout_s=0.01)
     give_back = await room.take(10)
     with pytest.raises(OverloadedError):
         await room.take(1)
@@ -34,7 +34,7 @@ async def test_who_waits_too_long_is_told_that_the_server_is_busy() -> None:
 
 
 async def test_who_leaves_while_waiting_takes_nothing() -> None:
-    room = RecordingRoom(10, timeout_s=30)
+    room = MediaRoom("recordings", 10, timeout_s=30)
     give_back = await room.take(10)
     waiting = asyncio.create_task(room.take(10))
     await asyncio.sleep(0)
