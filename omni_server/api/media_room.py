@@ -11,8 +11,8 @@ class MediaRoom:
     take minutes; the request queue alone would admit a thousand of them."""
 
     def __init__(self, kind: str, max_size: int, timeout_s: float) -> None:
-        """`kind` is for errors. `max_size`, in samples or pixels, must be at least that of the largest request;
-        `timeout_s` is the longest wait."""
+        """`kind` is for errors. `max_size`, in samples or pixels, must be at least that of the largest
+        request; `timeout_s` is the longest wait."""
         self._kind = kind
         self._max_size = max_size
         self._timeout_s = timeout_s

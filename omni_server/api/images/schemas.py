@@ -31,8 +31,8 @@ class ImageFields(BaseModel):
     n: Annotated[Integer, Field(ge=1, le=MAX_IMAGES)] | None = None
     """How many images; 1 is the default. With a seed, the second image has the next seed, and so on."""
     size: Annotated[str, Field(examples=["auto", "1024x1024"])] | None = None
-    """Width and height in pixels; `auto`, the default, is the model's. An edit then has the shape of the first
-    image."""
+    """Width and height in pixels; `auto`, the default, is the model's. An edit then has the shape of the
+    first image."""
     response_format: Literal["b64_json"] | None = None
     """The server keeps no files, so it has no URLs."""
     output_format: ImageFormat | None = None
