@@ -26,9 +26,12 @@ FeedMistake = Literal[
     "text_projection_of_media",
     "system_turn",
     "other_voice",
+    "no_codec_pad_bos",
 ]
 """In what the talker is given."""
-StepMistake = Literal["no_residuals", "lost_history", "kept_cache", "shifted_tables"]
+StepMistake = Literal[
+    "no_penalty", "stop_feed", "no_residuals", "lost_history", "kept_cache", "shifted_tables"
+]
 """In what the talker and its code predictor do with it."""
 WaveMistake = Literal["short_context", "no_lead"]
 
@@ -102,18 +105,15 @@ def feed(
         if mistake == "other_voice"
         else case.voice
     )
-    begun[3:] += talker.get_input_embeddings()(
-        torch.tensor(
-            [
-                speech.codec_nothink_id,
-                speech.codec_think_bos_id,
-                speech.codec_think_eos_id,
-                voices[voice.lower()],
-                speech.codec_pad_id,
-                speech.codec_bos_id,
-            ]
-        )
-    )
+    codec_ids = [
+        speech.codec_nothink_id,
+        speech.codec_think_bos_id,
+        speech.codec_think_eos_id,
+        voices[voice.lower()],
+    ]
+    if mistake != "no_codec_pad_bos":
+        codec_ids += [speech.codec_pad_id, speech.codec_bos_id]
+    begun[3 : 3 + len(codec_ids)] += talker.get_input_embeddings()(torch.tensor(codec_ids))
     prompt = torch.cat([*user, begun])
     reply = [*spoken[1:], end, pad]
     if mistake == "late_text":
@@ -164,7 +164,8 @@ def speak(
             use_cache=True,
         )
         cache, hidden = output.past_key_values, output.last_hidden_state[0, -1]
-        code = _greedy(talker.codec_head(hidden), [frame[0] for frame in frames], suppressed)
+        seen = [] if mistake == "no_penalty" else [frame[0] for frame in frames]
+        code = _greedy(talker.codec_head(hidden), seen, suppressed)
         if code == end:
             return
         embedded = talker.get_input_embeddings()(torch.tensor(code))
@@ -173,7 +174,10 @@ def speak(
         )
         frames.append((code, *residuals))
         yield frames[-1]
-        generated.append(embedded + given.reply[min(len(generated), len(given.reply) - 1)])
+        last = len(given.reply) - 1
+        if mistake != "stop_feed" or len(generated) < last:
+            embedded = embedded + given.reply[min(len(generated), last)]
+        generated.append(embedded)
         inputs = generated[-1][None]
         if mistake != "no_residuals":
             for table, residual in zip(tables, residuals, strict=True):
