@@ -15,6 +15,8 @@ from omni_server.errors import ConfigError
 
 _MAKER = "stages.demo_checkpoint"
 """The package and program that makes checkpoints; loaded by name, as model families are."""
+_REFUSED = "make_demo_checkpoint: "
+"""What it writes before its reason for refusing."""
 
 
 class Demo(Protocol):
@@ -64,6 +66,10 @@ class MadeDemo:
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
         if not folder.is_dir():  # otherwise another program may have been faster; its checkpoint is the same
             lines = finished.stderr.splitlines() or [f"exit code {finished.returncode}"]
+            if lines[-1].startswith(_REFUSED):
+                raise ConfigError(
+                    f"the demo model {self.served_name} cannot be made: {lines[-1].removeprefix(_REFUSED)}"
+                )
             raise self._refusal(folder, lines[-1])
         return folder
 
@@ -78,6 +84,7 @@ DEFAULT_DEMO = "speaking"
 DEMOS: Mapping[str, Demo] = {
     DEFAULT_DEMO: ShippedDemo("speaking-demo", "stages.qwen2_5_omni", "speaking_demo"),
     "qwen3_omni": MadeDemo("qwen3-omni-demo", "qwen3_omni"),
+    "images": MadeDemo("images-demo", "diffusers"),
 }
 
 

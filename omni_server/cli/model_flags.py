@@ -18,8 +18,9 @@ def add_model_flags(parser: "argparse.ArgumentParser | argparse._ArgumentGroup")
     parser.add_argument(
         "--demo",
         choices=tuple(DEMOS),
-        help="demo model to use instead of MODEL; speaking: trained, comes with the package; qwen3_omni: "
-        f"random weights, made in seconds, its speech is noise (default: {DEFAULT_DEMO})",
+        help="demo model to use instead of MODEL; speaking: trained, comes with the package; qwen3_omni and "
+        "images: random weights, made in seconds, they answer with noise; images needs omni-server[images] "
+        f"(default: {DEFAULT_DEMO})",
     )
 
 

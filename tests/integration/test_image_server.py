@@ -28,13 +28,7 @@ STEPS = {"num_inference_steps": 8}
 GENERATIONS = "/v1/images/generations"
 
 
-def serve(folder: Path, pipeline: str, class_name: str | None = None) -> Iterator[ServerProcess]:
-    """`class_name`: another pipeline that has the same components."""
-    checkpoint = make_demo_checkpoint(folder / "checkpoint", family="diffusers", pipeline=pipeline)
-    if class_name is not None:
-        index = checkpoint / "model_index.json"
-        index.write_text(json.dumps(json.loads(index.read_text()) | {"_class_name": class_name}))
-    server = ServerProcess(checkpoint, folder / "log.txt", has_queue=False, stage_config="diffusers.demo-cpu")
+def until_the_end(server: ServerProcess) -> Iterator[ServerProcess]:
     try:
         yield server
     finally:
@@ -45,13 +39,33 @@ def serve(folder: Path, pipeline: str, class_name: str | None = None) -> Iterato
 
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    yield from serve(tmp_path_factory.mktemp("qwen-image"), "qwen-image")
+    """The demo, as users start it."""
+    folder = tmp_path_factory.mktemp("demo")
+    yield from until_the_end(
+        ServerProcess(
+            None,
+            folder / "log.txt",
+            *("--demo", "images", "--cpu"),
+            has_queue=False,
+            stage_config=None,
+            environment={"XDG_CACHE_HOME": str(folder)},
+        )
+    )
 
 
 @pytest.fixture(scope="module")
 def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Image to image: unlike those of other pipelines, its input has the size of the result."""
-    yield from serve(tmp_path_factory.mktemp("img2img"), "sd3", "StableDiffusion3Img2ImgPipeline")
+    """Image to image with the components of another pipeline. Unlike those of other pipelines, its input has the
+    size of the result."""
+    folder = tmp_path_factory.mktemp("img2img")
+    checkpoint = make_demo_checkpoint(folder / "checkpoint", family="diffusers", pipeline="sd3")
+    index = checkpoint / "model_index.json"
+    index.write_text(
+        json.dumps(json.loads(index.read_text()) | {"_class_name": "StableDiffusion3Img2ImgPipeline"})
+    )
+    yield from until_the_end(
+        ServerProcess(checkpoint, folder / "log.txt", has_queue=False, stage_config="diffusers.demo-cpu")
+    )
 
 
 @contextmanager

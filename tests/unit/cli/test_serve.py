@@ -155,6 +155,7 @@ def test_the_model_may_be_a_flag(parsed: list[ServeOptions]) -> None:
         ([], "speaking", "speaking-demo"),
         (["--demo", "speaking"], "speaking", "speaking-demo"),
         (["--demo", "qwen3_omni"], "qwen3_omni", "qwen3-omni-demo"),
+        (["--demo", "images"], "images", "images-demo"),
     ],
 )
 def test_without_a_model_a_demo_is_served(
@@ -194,7 +195,7 @@ def test_a_demo_that_cannot_be_made_exits_with_2_and_says_what_to_set(
         ("a --demo speaking", "MODEL and --demo contradict each other: give one of them"),
         (
             "--demo singing",
-            "argument --demo: invalid choice: 'singing' (choose from 'speaking', 'qwen3_omni')",
+            "argument --demo: invalid choice: 'singing' (choose from 'speaking', 'qwen3_omni', 'images')",
         ),
         ("a --model b", "MODEL is given twice: as an argument and with --model"),
         ("--model=", "MODEL is empty"),
