@@ -5,6 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.omni_families import FAMILIES, QWEN2_5_OMNI
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--family",
+        choices=tuple(FAMILIES),
+        default=QWEN2_5_OMNI.name,
+        help="model family of servers in tests that run with one family (default: %(default)s)",
+    )
+
 
 @pytest.fixture(scope="session")
 def answer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -59,6 +59,7 @@ QWEN3_OMNI = OmniFamily(
     speaks_last_token=True,
 )
 OMNI_FAMILIES = (QWEN2_5_OMNI, QWEN3_OMNI)
+FAMILIES = {family.name: family for family in OMNI_FAMILIES}
 
 
 def family_of(checkpoint: Path) -> OmniFamily:
@@ -78,4 +79,4 @@ def for_families(*families: OmniFamily) -> pytest.MarkDecorator:
 
 
 for_each_family = for_families(*OMNI_FAMILIES)
-"""Runs a test with the servers of all families; without it, a test runs with Qwen2.5-Omni's."""
+"""Runs a test with the servers of all families; without it, a test runs with that of `--family`."""

@@ -16,7 +16,7 @@ from stages.demo_checkpoint.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.qwen3_parity import VIDEOS, qwen3_config
 from tests.integration.server_process import ServerProcess
-from tests.omni_families import QWEN2_5_OMNI, QWEN3_OMNI, OmniFamily
+from tests.omni_families import FAMILIES, QWEN2_5_OMNI, QWEN3_OMNI, OmniFamily
 from tests.reference.qwen3_reference import Qwen3Reference
 from tests.reference.reference import Reference
 from tests.unit.api.collector import Collector
@@ -160,8 +160,8 @@ def shared_servers(
 
 @pytest.fixture(scope="module")
 def family(request: pytest.FixtureRequest) -> OmniFamily:
-    """What `server` serves: Qwen2.5-Omni, unless the test is marked with `for_each_family`."""
-    family: OmniFamily = getattr(request, "param", QWEN2_5_OMNI)
+    """What `server` serves: `--family`, unless the test is marked with `for_each_family`."""
+    family: OmniFamily = getattr(request, "param", FAMILIES[request.config.getoption("--family")])
     return family
 
 

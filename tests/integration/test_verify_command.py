@@ -1,4 +1,4 @@
-"""`omni-server verify` on the demo checkpoint: a comparison that agrees, one that does not, and Ctrl-C."""
+"""`omni-server verify` on demo checkpoints: a comparison that agrees, one that does not, and Ctrl-C."""
 
 import os
 import re
@@ -19,6 +19,7 @@ from omni_server.verify import run
 from omni_server.verify.answers import NOISE_SEED, Answer
 from omni_server.verify.cases import Case
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
+from tests.omni_families import QWEN2_5_OMNI, OmniFamily, for_each_family
 from tests.reference.cases import ask
 from tests.reference.reference import Reference
 
@@ -26,9 +27,11 @@ TIMEOUT_S = 300
 CONFIG = ("--stage-config", "qwen2_5_omni.demo-cpu")
 
 
-def start(checkpoint: Path, folder: Path, *flags: str) -> "subprocess.Popen[str]":
+def start(
+    checkpoint: Path, folder: Path, *flags: str, config: Sequence[str] = CONFIG
+) -> "subprocess.Popen[str]":
     """In a session of its own, as a terminal would start it."""
-    command = [sys.executable, "-m", "omni_server.cli.entry", "verify", str(checkpoint), *CONFIG, *flags]
+    command = [sys.executable, "-m", "omni_server.cli.entry", "verify", str(checkpoint), *config, *flags]
     return subprocess.Popen(
         command,
         cwd=folder,
@@ -61,21 +64,26 @@ def nothing_is_left_of(session: int) -> bool:
     return not left
 
 
-def test_the_report_says_that_the_demo_answers_as_transformers_does(checkpoint: Path, tmp_path: Path) -> None:
-    process = start(checkpoint, tmp_path, "--cases", "text,read aloud")
+@for_each_family
+def test_the_report_says_that_the_demo_answers_as_transformers_does(
+    family: OmniFamily, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    name = "checkpoint" if family is QWEN2_5_OMNI else "qwen3_checkpoint"
+    checkpoint: Path = request.getfixturevalue(name)
+    config = f"{family.name}.demo-cpu"
+    process = start(checkpoint, tmp_path, "--cases", "text,read aloud", config=("--stage-config", config))
     table, progress = process.communicate(timeout=TIMEOUT_S)
 
     assert process.returncode == 0, progress
     assert "Traceback" not in progress
     assert nothing_is_left_of(process.pid)
-    rows = [re.split(r" {2,}", line) for line in table.splitlines()[1:6]]
-    assert [row[:3] for row in rows] == [
+    wanted = [
         ["text", "-", "equal"],
-        ["text", "Chelsie", "equal"],
-        ["text", "Ethan", "equal"],
-        ["read aloud", "Chelsie", "equal"],
-        ["read aloud", "Ethan", "equal"],
+        *(["text", voice, "equal"] for voice in family.voices),
+        *(["read aloud", voice, "equal"] for voice in family.voices),
     ]
+    rows = [re.split(r" {2,}", line) for line in table.splitlines()[1 : 1 + len(wanted)]]
+    assert [row[:3] for row in rows] == wanted
     for _, voice, _, _, codes, snr_db, _, first_audio, factor in rows:
         if voice != "-":
             equal, total = codes.split(" of ")
@@ -86,8 +94,8 @@ def test_the_report_says_that_the_demo_answers_as_transformers_does(checkpoint: 
     (report,) = tmp_path.iterdir()
     assert report.name == f"omni-server-verify-{checkpoint.name}.md"
     text = report.read_text()
-    assert "**This server and transformers agree in all 5 cases" in text
-    assert "| stage config | qwen2_5_omni.demo-cpu, below |" in text
+    assert f"**This server and transformers agree in all {len(wanted)} cases" in text
+    assert f"| stage config | {config}, below |" in text
     assert "- prompts that --cases left out or that need speech: system prompt, several turns, audio," in text
     for private in (str(checkpoint.parent), str(Path.home()), os.uname().nodename):
         assert private not in text
