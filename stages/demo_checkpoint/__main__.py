@@ -51,15 +51,15 @@ def main() -> None:
 
     # Nothing here comes from a hub; read when transformers is imported.
     os.environ["HF_HUB_OFFLINE"] = "1"
-    # The matrices are small, and more threads would wait for each other; read when torch is imported.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     start = time.perf_counter()
+    import torch
     import transformers
 
     from omni_server.command_line import program
     from omni_server.errors import ConfigError
     from stages.demo_checkpoint.write import FAMILIES, make_demo_checkpoint
 
+    torch.set_num_threads(1)  # the matrices are small, and more threads would wait for each other
     # It warns of ids beyond the codec vocabulary; they are text ids and correct.
     transformers.logging.set_verbosity_error()
     try:
