@@ -76,28 +76,32 @@ class VideoWithTrackProcessor(VllmClass):
             return inputs
         given = [track for track in tracks if track is not None]
         heard = self._apply_hf_processor_main(self.info.parse_mm_data({"audio": given}, validate=False), {})
+        lengths = heard["audio_feature_lengths"]
+        if not all(map(self.num_audio_tokens, lengths.tolist())):
+            raise ValueError("the audio is too short to be represented inside the model")  # as vLLM says
         num_frames = torch.zeros(len(videos), dtype=torch.long)
-        num_frames[[track is not None for track in tracks]] = heard["audio_feature_lengths"]
+        num_frames[[track is not None for track in tracks]] = lengths
         fields = {FEATURES: heard["input_audio_features"], NUM_FRAMES: num_frames}
         return inputs._replace(passthrough_data={**inputs.passthrough_data, **fields})
 
     def _postprocess_hf_mm_data(
         self,
         mm_data: Mapping[str, object],
-        hf_processor_mm_kwargs: Mapping[str, object],
+        hf_processor_mm_kwargs: Mapping[str, Any],
         processed_data: BatchFeature,
     ) -> BatchFeature:
         processed: BatchFeature = super()._postprocess_hf_mm_data(
             mm_data, hf_processor_mm_kwargs, processed_data
         )
         if NUM_FRAMES in processed:
-            videos = zip(
-                processed["video_grid_thw"].tolist(),
-                processed["second_per_grid_ts"].tolist(),
-                processed[NUM_FRAMES].tolist(),
-                strict=True,
-            )
-            processed[IS_AUDIO] = [torch.from_numpy(self._is_audio(*video)) for video in videos]
+            # vLLM rounds `second_per_grid_ts` to the model's dtype. The order depends on the exact times.
+            temporal_patch_size = self.info.get_hf_processor().video_processor.temporal_patch_size
+            seconds_per_grid = temporal_patch_size / hf_processor_mm_kwargs["fps"]
+            videos = zip(processed["video_grid_thw"].tolist(), processed[NUM_FRAMES].tolist(), strict=True)
+            processed[IS_AUDIO] = [
+                torch.from_numpy(self._is_audio(grid, seconds_per_grid, num_frames))
+                for grid, num_frames in videos
+            ]
         return processed
 
     def _is_audio(self, grid: tuple[int, int, int], seconds_per_grid: float, num_frames: int) -> Mask:
@@ -156,13 +160,15 @@ class VideoWithTrackModel(VllmClass):
             return embeddings
         num_frames, is_audio = kwargs.pop(NUM_FRAMES), kwargs.pop(IS_AUDIO)
         lengths = num_frames[num_frames > 0]
-        heard = iter(
-            super().embed_multimodal(
-                input_audio_features=tracks,
-                audio_feature_lengths=lengths,
-                feature_attention_mask=[torch.ones(length) for length in lengths.tolist()],
+        heard: Iterator[torch.Tensor] = iter(())
+        if len(lengths):  # a step may have none of a request's heard videos
+            heard = iter(
+                super().embed_multimodal(
+                    input_audio_features=tracks,
+                    audio_feature_lengths=lengths,
+                    feature_attention_mask=[torch.ones(length) for length in lengths.tolist()],
+                )
             )
-        )
         seen = super().embed_multimodal(**kwargs)
         return tuple(
             _interleaved(frames, next(heard), mask) if mask.any() else frames

@@ -37,7 +37,6 @@ from stages.qwen3_omni.talker_prompt import talker_prompt
 from stages.qwen3_omni.thinker import MAX_AUDIO_S, Qwen3OmniThinker
 from stages.runtime.embedding_store import RowStore
 from tests.integration.engines import CPU_ENVIRONMENT, ar_engine
-from tests.unit.stages.heard_videos import RATES, ids_of, messages, reference_ids
 
 RATE_HZ = 16_000
 INLINE = QueueSpec(capacity=1, path=None, slot_bytes=0, max_portions=8, num_consumers=1)
@@ -438,14 +437,6 @@ def test_features_do_not_depend_on_other_sounds(ours: BaseMultiModalProcessor[An
     assert together_ids == [token for token_ids, _ in alone for token in token_ids]
     for mel, (_, (own,)) in zip(together, alone, strict=True):
         torch.testing.assert_close(mel, own, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("fps", RATES)
-def test_the_tokens_of_a_heard_video_are_in_the_order_of_the_checkpoints_processor(
-    qwen3_checkpoint: Path, ours: BaseMultiModalProcessor[Any], hf: HfReference, fps: float
-) -> None:
-    chat = messages(fps)
-    assert ids_of(qwen3_checkpoint, ours, chat) == reference_ids(hf.processor, chat)
 
 
 @pytest.mark.parametrize("lengths", [[100], [200], [16_000, 200]])

@@ -1,0 +1,159 @@
+"""Videos with their audio tracks: prepared, encoded and positioned for vLLM as by the checkpoints' own code."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AutoProcessor,
+    Qwen2_5OmniForConditionalGeneration,
+    Qwen3OmniMoeForConditionalGeneration,
+)
+from vllm.engine.arg_utils import EngineArgs
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.inputs import MultiModalKwargsItems
+from vllm.multimodal.processing import BaseMultiModalProcessor
+
+from omni_server.family import AUDIO_TRACK
+from omni_server.types import AudioPart, ChatMessage, ContentPart, TextPart, VideoPart
+from stages import qwen2_5_omni, qwen3_omni
+from stages.chat_prompts import PromptRenderer
+from stages.demo_checkpoint.write import make_demo_checkpoint
+from stages.forced_reference import processed
+from stages.qwen2_5_omni.hf_overrides import thinker_config as qwen2_5_thinker_config
+from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
+from stages.qwen3_omni.hf_overrides import thinker_config as qwen3_thinker_config
+from stages.qwen3_omni.thinker import Qwen3OmniThinker
+from tests.reference.synthetic_media import chirp, heard, sliding_tiles
+
+WIDTH = 8
+"""Of the embeddings that stand in for the encoders'."""
+
+
+class _WithoutWeights:
+    """A thinker whose encoders return 1 for each token of a video and -1 for each token of audio."""
+
+    def __init__(self, config: Any) -> None:
+        nn.Module.__init__(self)
+        self.config = config
+
+    def _process_video_input(self, video_input: Any) -> list[torch.Tensor]:
+        merged = self.config.vision_config.spatial_merge_size**2
+        return [torch.ones(int(grid.prod()) // merged, WIDTH) for grid in video_input["video_grid_thw"]]
+
+    def _process_audio_input(self, audio_input: Any) -> list[torch.Tensor]:
+        lengths = audio_input["audio_feature_lengths"].tolist()
+        return [-torch.ones(self._compute_audio_token_count(length), WIDTH) for length in lengths]
+
+
+class _Qwen2_5(_WithoutWeights, Qwen2_5OmniThinker):
+    pass
+
+
+class _Qwen3(_WithoutWeights, Qwen3OmniThinker):
+    pass
+
+
+@dataclass(frozen=True)
+class Thinker:
+    """A checkpoint, its own processor, and our processor and model."""
+
+    folder: Path
+    processor: Any
+    ours: BaseMultiModalProcessor[Any]
+    model: Any
+    reference: Any
+    """The model in transformers, without weights."""
+
+    def processed(self, parts: Sequence[ContentPart]) -> Any:
+        """What our processor makes of a message of `parts`."""
+        prompt = PromptRenderer(self.folder, tools_system_prompt=None).render(
+            [ChatMessage("user", tuple(parts))]
+        )
+        videos = [(video.frames, _metadata(video)) for video in prompt.videos]
+        items = self.ours.info.parse_mm_data({"audio": list(prompt.audios), "video": videos})
+        return self.ours(prompt.text, items, hf_processor_mm_kwargs=dict(prompt.processor_kwargs))
+
+    def encoded(self, item: Any) -> torch.Tensor:
+        """Encodes a video in a step of its own."""
+        (embedding,) = self.model.embed_multimodal(**MultiModalKwargsItems({"video": [item]}).get_data())
+        return embedding
+
+
+def _metadata(video: VideoPart) -> dict[str, object]:
+    return {} if video.audio is None else {AUDIO_TRACK: (video.audio.samples, video.audio.sample_rate_hz)}
+
+
+@pytest.fixture(scope="module", params=["qwen2_5_omni", "qwen3_omni"])
+def thinker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Thinker:
+    """In bfloat16, as on a GPU."""
+    family, overrides, model_class, reference_class = {
+        "qwen2_5_omni": (
+            qwen2_5_omni.FAMILY,
+            qwen2_5_thinker_config,
+            _Qwen2_5,
+            Qwen2_5OmniForConditionalGeneration,
+        ),
+        "qwen3_omni": (
+            qwen3_omni.FAMILY,
+            qwen3_thinker_config,
+            _Qwen3,
+            Qwen3OmniMoeForConditionalGeneration,
+        ),
+    }[request.param]
+    family.register()
+    folder = make_demo_checkpoint(tmp_path_factory.mktemp(request.param) / "checkpoint", family=request.param)
+    arguments = EngineArgs(
+        str(folder),
+        hf_overrides=overrides,
+        limit_mm_per_prompt={"audio": 4, "video": 2},
+        dtype="bfloat16",
+    )
+    ours = MULTIMODAL_REGISTRY.create_processor(arguments.create_model_config())
+    config = ours.info.get_hf_config()
+    with torch.device("meta"):
+        reference = reference_class._from_config(reference_class.config_class.from_pretrained(folder))
+    return Thinker(
+        folder, AutoProcessor.from_pretrained(folder), ours, model_class(config), reference.thinker
+    )
+
+
+@pytest.mark.parametrize("fps", [2.0, 1.9, 1.998, 0.4, 3.7])
+def test_the_tokens_of_a_heard_video_are_in_the_order_of_the_checkpoints_processor(
+    thinker: Thinker, fps: float
+) -> None:
+    """With other audio before and behind two videos, and a track of 5 s that ends before, with and after the
+    frames."""
+    first, second = sliding_tiles(10, 56, 84, fps), sliding_tiles(6, 56, 84, fps)
+    parts = (
+        chirp(0.4, 300),
+        heard(first, chirp(5.03, 600)),
+        chirp(1.2, 500),
+        heard(second, chirp(2.2, 400)),
+        TextPart("Which is louder?"),
+    )
+    expected = processed(thinker.processor, [ChatMessage("user", parts)])["input_ids"][0].tolist()
+    assert thinker.processed(parts)["prompt_token_ids"] == expected
+
+
+def test_videos_with_and_without_a_track_may_be_encoded_in_steps_of_their_own(thinker: Thinker) -> None:
+    frames = sliding_tiles(4, 56, 84)
+    result = thinker.processed((heard(frames, chirp(2.0, 300)), frames))
+    with_track, without = result["mm_kwargs"]["video"]
+    first, second = result["mm_placeholders"]["video"]
+    ones = {thinker.model.config.video_token_id: 1, thinker.model.config.audio_token_id: -1}
+    for item, place in ((with_track, first), (without, second)):
+        ids = result["prompt_token_ids"][place.offset : place.offset + place.length]
+        assert thinker.encoded(item)[:, 0].tolist() == [ones[id] for id in ids if id in ones]
+
+
+@pytest.mark.parametrize("num_samples", [100, 200])
+def test_a_track_too_short_for_a_token_is_told(thinker: Thinker, num_samples: int) -> None:
+    track = AudioPart(chirp(1.0, 300).samples[:num_samples], 16_000)
+    frames = sliding_tiles(4, 56, 84)
+    with pytest.raises(ValueError, match="too short to be represented"):
+        thinker.processed((heard(frames, track), heard(frames, chirp(2.0, 300))))
