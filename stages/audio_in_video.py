@@ -209,6 +209,25 @@ class VideoWithTrackModel(VllmClass):
                 }
             yield offset, modality, data
 
+    def get_mrope_input_positions(
+        self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
+    ) -> tuple[torch.Tensor, int]:
+        """vLLM's, except that what follows a heard video continues from the largest position of its last piece,
+        the frames or audio at its end, though the video may have a larger one.
+
+        Source: `get_rope_index` in transformers 5.19.
+        """
+        positions, _ = super().get_mrope_input_positions(input_tokens, mm_features)
+        for feature in mm_features:
+            if feature.modality == "video" and has_track(feature.data):
+                is_audio = feature.data[IS_AUDIO].data
+                first = feature.mm_position.offset + 1  # after the token that begins the audio
+                end = first + len(is_audio)
+                num_before_last = int((is_audio != is_audio[-1]).nonzero()[-1]) + 1
+                of_video = positions[:, first:end]
+                positions[:, end:] -= of_video.max() - of_video[:, num_before_last:].max()
+        return positions, int(positions.max()) + 1 - len(input_tokens)
+
     def _compute_interleaved_positions(
         self, start_idx: int, data: dict[str, Any]
     ) -> tuple[npt.NDArray[np.int64], int]:

@@ -144,16 +144,15 @@ class Qwen2_5OmniThinker(VideoWithTrackModel, Qwen2_5OmniThinkerForConditionalGe
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
     ) -> tuple[torch.Tensor, int]:
-        """vLLM's, except that the token which begins a heard video and the one which begins its audio have
+        """As in `VideoWithTrackModel`, except that the token which begins a heard video and the one which begins its audio have
         one position, and so have those that end them.
 
         Source: `get_rope_index` in transformers 5.19.
         """
-        positions, delta = super().get_mrope_input_positions(input_tokens, mm_features)
+        positions, _ = super().get_mrope_input_positions(input_tokens, mm_features)
         for feature in mm_features:
             if feature.modality == "video" and has_track(feature.data):
                 first = feature.mm_position.offset
                 positions[:, first:] -= 1
                 positions[:, first + feature.mm_position.length :] -= 1
-                delta -= 2
-        return positions, delta
+        return positions, int(positions.max()) + 1 - len(input_tokens)

@@ -15,7 +15,7 @@ from transformers import (
 )
 from vllm.engine.arg_utils import EngineArgs
 from vllm.multimodal import MULTIMODAL_REGISTRY
-from vllm.multimodal.inputs import MultiModalKwargsItems
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from omni_server.family import AUDIO_TRACK
@@ -157,3 +157,34 @@ def test_a_track_too_short_for_a_token_is_told(thinker: Thinker, num_samples: in
     frames = sliding_tiles(4, 56, 84)
     with pytest.raises(ValueError, match="too short to be represented"):
         thinker.processed((heard(frames, track), heard(frames, chirp(2.0, 300))))
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "width", "seconds"),
+    [(10, 84, 2.0), (4, 84, 3.0), (4, 84, 0.5), (2, 2240, 1.0)],
+    ids=["frames last", "audio last", "frames end in the last second", "more columns than audio"],
+)
+def test_positions_are_those_of_the_reference(
+    thinker: Thinker, num_frames: int, width: int, seconds: float
+) -> None:
+    """Also if the largest position of a video is not in its last piece, from which the reference continues."""
+    video = heard(sliding_tiles(num_frames, 56, width), chirp(seconds, 300))
+    parts = (TextPart("Look: "), video, TextPart("and "), video, TextPart("Which is louder?"))
+    inputs = processed(thinker.processor, [ChatMessage("user", parts)])
+    expected, delta = thinker.reference.get_rope_index(
+        inputs["input_ids"],
+        video_grid_thw=inputs["video_grid_thw"],
+        attention_mask=inputs["attention_mask"],
+        use_audio_in_video=True,
+        audio_seqlens=inputs["feature_attention_mask"].sum(-1),
+        second_per_grids=inputs["video_second_per_grid"],
+    )
+    result = thinker.processed(parts)
+    assert result["prompt_token_ids"] == inputs["input_ids"][0].tolist()
+    features = [
+        MultiModalFeatureSpec(item, "video", str(place.offset), place)
+        for item, place in zip(result["mm_kwargs"]["video"], result["mm_placeholders"]["video"], strict=True)
+    ]
+    found = thinker.model.get_mrope_input_positions(result["prompt_token_ids"], features)
+    assert found[0].tolist() == expected[:, 0].tolist()
+    assert found[1] == int(delta)
