@@ -144,8 +144,8 @@ class Qwen2_5OmniThinker(VideoWithTrackModel, Qwen2_5OmniThinkerForConditionalGe
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
     ) -> tuple[torch.Tensor, int]:
-        """As in `VideoWithTrackModel`, except that the token which begins a heard video and the one which begins its audio have
-        one position, and so have those that end them.
+        """As in `VideoWithTrackModel`, except that the token which begins a heard video and the one which
+        begins its audio have one position, and so have those that end them.
 
         Source: `get_rope_index` in transformers 5.19.
         """

@@ -111,14 +111,18 @@ class LoadReport:
 
 def step_findings(output: ModelRunnerOutput) -> dict[str, Corruption]:
     """The corruption that the workers found in a step, by request id. vLLM counts the bad logits
-    (`VLLM_COMPUTE_NANS_IN_LOGITS`). If a request's rows are corrupt too, reports those as the cause."""
+    (`VLLM_COMPUTE_NANS_IN_LOGITS`); the workers attach what they find in rows and in the logits of predicted
+    codes. Of several findings about a request, reports the cause: first its rows, then its next token's
+    logits, then the codes predicted for that token."""
     counts = output.num_nans_in_logits or {}
-    findings = {
+    counted = {
         request_id: Corruption("logits", f"{count} of the next token's scores are not finite numbers")
         for request_id, count in counts.items()
         if count
     }
-    return findings | dict(attached_findings(output))
+    attached = attached_findings(output)
+    of_rows = {request_id: found for request_id, found in attached.items() if found.kind != "logits"}
+    return {**attached, **counted, **of_rows}
 
 
 def end_corrupt_requests(

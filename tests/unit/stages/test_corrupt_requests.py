@@ -96,6 +96,23 @@ def test_a_request_that_ends_before_it_is_told_of_its_rows_ends_once(
     assert not talker.has_requests()
 
 
+def test_predicted_codes_are_not_blamed_for_the_logits_of_their_token(
+    thinker: StageScheduler, shared: tuple[QueueSpec, SlabQueue]
+) -> None:
+    worker = Worker(thinker, shared[1])
+    for request_id in ("token", "codes"):
+        thinker.add_request(sending(request_id, PROMPT))
+    outputs = worker.answer(
+        worker.schedule(),
+        num_nans={"token": 3, "codes": 0},
+        findings={name: Corruption("logits", "predicted codes") for name in ("token", "codes")},
+    )
+    assert ends(outputs) == {
+        "token": ("logits", "3 of the next token's scores are not finite numbers"),
+        "codes": ("logits", "predicted codes"),
+    }
+
+
 @pytest.mark.parametrize("scheduler_class", [StageScheduler, AsyncStageScheduler])
 def test_what_a_step_found_corrupt_ends_those_requests_without_their_token(
     tmp_path: Path, shared: tuple[QueueSpec, SlabQueue], scheduler_class: type[StageScheduler]
