@@ -302,7 +302,8 @@ class MmProcessorKwargs(ExactModel):
     """vLLM's extension: how media are prepared."""
 
     use_audio_in_video: bool | None = None
-    """Hear the audio tracks of all videos with their frames. Videos without a track are silent."""
+    """Hear the audio tracks of all videos with their frames. Videos without a track, or with an
+    empty one, are silent; a track that is refused as an audio is refused here, too."""
 
 
 def _listed(stop: object) -> object:

@@ -26,7 +26,7 @@ cannot read."""
 
 _MODULE = Path(__file__).with_name("read_audio_track.py")
 _HEADER_BYTES = 8
-_DAMAGED, _NO_AUDIO = 3, 4
+_DAMAGED, _NO_AUDIO, _EMPTY = 3, 4, 5
 """The module's exit statuses and the size of its `HEADER`: importing it would load FFmpeg."""
 _MAX_MEMORY_BYTES = 512 * 1024 * 1024
 """Address space of the process. Python, FFmpeg and a decoder use 150 MiB of it."""
@@ -54,7 +54,8 @@ def decode_audio(
 def decode_audio_track(
     data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None
 ) -> AudioPart | None:
-    """Returns the waveform of a video's first audio track as `decode_audio` does, or None without a track.
+    """Returns the waveform of a video's first audio track as `decode_audio` does, or None without a track or if
+    it is empty.
 
     `data` is a file of the formats that `decode_video` accepts. Raises `InvalidRequestError` with code
     `invalid_audio`.
@@ -177,7 +178,8 @@ def _open_track(
         timeout_s=limits.decode_timeout_s,
         refusals={
             _DAMAGED: _damaged(),
-            _NO_AUDIO: _NoAudioTrackError("The audio has no audio track.", code="invalid_audio"),
+            _NO_AUDIO: _NoAudioTrackError("The file has no audio track.", code="invalid_audio"),
+            _EMPTY: _NoAudioTrackError(_damaged().message, code="invalid_audio"),  # or cut off before it
         },
         too_slow=_invalid(f"could not be decoded within {limits.decode_timeout_s:g} s"),
     )

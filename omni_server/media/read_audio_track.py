@@ -22,7 +22,7 @@ from av.container import InputContainer
 from av.stream import Discard
 
 HEADER = struct.Struct("=II")
-DAMAGED, NO_AUDIO = 3, 4
+DAMAGED, NO_AUDIO, EMPTY = 3, 4, 5
 
 _CODECS = (
     "aac,alac,flac,mp3,mp3float,opus,vorbis,"
@@ -75,23 +75,28 @@ def _decode(file: BinaryIO, container: str, output: BinaryIO) -> int:
                 output.write(HEADER.pack(converted.sample_rate, num_channels))
                 is_begun = True
             output.write(memoryview(converted.planes[0])[: 4 * num_channels * num_samples])
-        return 0 if is_begun else DAMAGED
+        return 0 if is_begun else EMPTY
 
 
 def _frames(opened: InputContainer, stream: AudioStream) -> Iterator[tuple[AudioFrame, int]]:
-    """Yields frames with their number of valid samples. Raises `ValueError` for an incomplete packet.
+    """Yields frames with their number of valid samples. Raises `ValueError` for an incomplete packet, and if
+    none of the packets can be decoded.
 
     AAC frames have a fixed length: in MP4, the last one's duration says how much of it is audio. Times that
     are not in samples, such as WebM's ms, are too coarse; there FFmpeg has trimmed the frame itself.
     """
     last: AudioFrame | None = None
+    is_empty = True
     for packet in opened.demux(stream):
         if packet.is_corrupt:
             raise ValueError("a packet is cut short")
+        is_empty = is_empty and not packet.size
         for frame in packet.decode():
             if last is not None:
                 yield last, last.samples
             last = frame
+    if last is None and not is_empty:
+        raise ValueError("no packet can be decoded")
     if last is not None:
         is_exact = stream.time_base == Fraction(1, last.sample_rate)
         declared = last.duration if is_exact else 0

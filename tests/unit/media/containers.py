@@ -29,8 +29,8 @@ def record(
     metadata: dict[str, str] | None = None,
     num_tracks: int = 1,
 ) -> bytes:
-    """A file with `samples` [num_channels, num_samples]; with more than one track, the further ones are
-    silent."""
+    """A file with `samples` [num_channels, num_samples]; without any, the track is empty. With more than one
+    track, the further ones are silent."""
     file = io.BytesIO()
     with av.open(file, "w", format=container, options=options or {}) as output:
         output.metadata.update(metadata or {})
@@ -51,7 +51,7 @@ def record(
                 picture = np.full((64, 64, 3), 20 * index, dtype=np.uint8)
                 output.mux(video.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
             output.mux(video.encode())
-        for index, track in enumerate(tracks):
+        for index, track in enumerate(tracks if samples.size else []):
             sound = samples if index == 0 else np.zeros_like(samples)
             frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(sound), format="fltp", layout=layout)
             frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)

@@ -143,7 +143,7 @@ def test_a_title_in_no_known_encoding_does_no_harm() -> None:
 
 
 def test_a_film_without_sound_is_refused(media_folder: Path) -> None:
-    assert _refusal((media_folder / "ball.mp4").read_bytes()) == "The audio has no audio track."
+    assert _refusal((media_folder / "ball.mp4").read_bytes()) == "The file has no audio track."
 
 
 # -- limits

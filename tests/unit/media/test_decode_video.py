@@ -1,7 +1,9 @@
+import io
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import av
 import cv2
 import numpy as np
 import pytest
@@ -62,6 +64,15 @@ def test_a_video_may_be_decoded_with_its_audio(container: str, codec: str) -> No
 
 def test_a_video_without_audio_has_none(media_folder: Path) -> None:
     assert decode_video_with_audio((media_folder / "ball.mp4").read_bytes(), LIMITS).audio is None
+
+
+@pytest.mark.parametrize("container", ["webm", "matroska", "avi"])
+def test_a_video_with_an_empty_audio_track_has_none(container: str) -> None:
+    codec = "libopus" if container == "webm" else "pcm_s16le"
+    data = record(container, codec, np.zeros((1, 0), np.float32), 48_000, has_video=True)
+    with av.open(io.BytesIO(data)) as file:
+        assert len(file.streams.audio) == 1
+    assert decode_video_with_audio(data, LIMITS).audio is None
 
 
 def test_audio_that_cannot_be_read_is_refused_and_not_left_out() -> None:
