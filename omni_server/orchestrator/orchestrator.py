@@ -47,6 +47,7 @@ from omni_server.types import (
     SpeechOutput,
     Task,
     TextPart,
+    VideoPart,
 )
 
 _READ_ONLY = SamplingConfig(temperature=0.0, max_tokens=1)
@@ -158,6 +159,7 @@ class Orchestrator:
     async def submit(self, request: OmniRequest) -> RequestRun:
         """Validates, tokenises and starts the request. Raises the errors of `Generator.submit`."""
         outputs = self._outputs(request)
+        self._check_media(request)
         self._check_open(request, outputs)
         self._check_stages(request.sampling)
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
@@ -200,6 +202,13 @@ class Orchestrator:
                 "this model writes no text that could have a format", param=request.structured_output.param
             )
         return frozenset(wanted)
+
+    def _check_media(self, request: OmniRequest) -> None:
+        """Raises `InvalidRequestError` if the model does not hear the audio track of a video."""
+        parts = [part for message in request.messages for part in message.content]
+        has_track = any(isinstance(part, VideoPart) and part.audio is not None for part in parts)
+        if has_track and not self._family.hears_videos:
+            raise InvalidRequestError("this model does not hear the audio track of a video", param="messages")
 
     def _image_graph(self, request: OmniRequest, image: ImageOutput) -> tuple[RequestGraph, PromptTokens]:
         prompt, size = self.images.render(request.messages, image)

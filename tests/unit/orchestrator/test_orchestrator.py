@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from vllm import SamplingParams
 
@@ -45,6 +46,7 @@ from omni_server.protocol.rows import (
     decode_request,
 )
 from omni_server.types import (
+    AudioPart,
     ChatMessage,
     FunctionTool,
     ImageFeatures,
@@ -60,6 +62,7 @@ from omni_server.types import (
     TextPart,
     ToolCall,
     ToolUse,
+    VideoPart,
 )
 from tests.unit.orchestrator.fake_stages import FakeArStage, FakeCode2Wav, FakeCodecEdge, collected, settle
 
@@ -308,6 +311,17 @@ async def test_a_given_text_that_does_not_fit_the_thinkers_context_is_refused() 
     with pytest.raises(InvalidRequestError) as error:
         await Pipeline().orchestrator.submit(wanted)
     assert error.value.code == "context_length_exceeded"
+
+
+async def test_a_heard_video_is_refused_by_a_model_that_hears_none() -> None:
+    frames = VideoPart(np.zeros((2, 28, 28, 3), np.uint8), 2.0)
+    track = AudioPart(np.zeros(16_000, np.float32), 16_000)
+    pipeline = Pipeline()
+    wanted = replace(request(), messages=(ChatMessage("user", (replace(frames, audio=track),)),))
+    with pytest.raises(InvalidRequestError, match="does not hear the audio track"):
+        await pipeline.orchestrator.submit(wanted)
+    silent = replace(request(), messages=(ChatMessage("user", (frames,)),))
+    await (await pipeline.orchestrator.submit(silent)).aclose()
 
 
 def test_a_task_is_put_to_the_model_in_the_familys_words() -> None:
