@@ -149,7 +149,9 @@ def _weight_bytes(stage: Stage, footprint: StageFootprint, stored: StoredWeights
             size = found.num_bytes
         elif quantizable is not None and name in quantizable.weights:
             if quantizable.method is not None:
-                size = math.prod(shape) * min(quantizable.bits / 8, num_bytes)
+                # Stored under the weight's own name, it may be one that the checkpoint does not quantize.
+                stored_bytes = math.prod(shape) * quantizable.bits / 8 if found is None else found.num_bytes
+                size = min(size, stored_bytes)
             elif _is_fp8(stage):
                 size = math.prod(shape)
         total += size

@@ -1,18 +1,20 @@
 """Stage configs for GPUs of many sizes, one and two of them; no GPU is looked at."""
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from omni_server.check.default_config import default_stage_config
 from omni_server.check.machine import Gpu
-from omni_server.check.memory import CAPTURE_SIZE, check_gpu_memory
+from omni_server.check.memory import CAPTURE_SIZE, check_gpu_memory, stage_needs
 from omni_server.check.placement import TOKENS_PER_REQUEST, ModelSizes, Quantization, plan
 from omni_server.check.report import DeviceMemory, Report
-from omni_server.check.safetensors_headers import StoredWeights
+from omni_server.check.safetensors_headers import StoredTensor, StoredWeights
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
@@ -289,3 +291,23 @@ def test_a_model_of_a_family_without_a_shipped_config_needs_one_of_its_own(tmp_p
     assert str(caught.value) == (
         "my/toy (ToySpeaker) needs a stage config, and none is shipped for it: give one with --stage-config"
     )
+
+
+def test_weights_that_a_quantized_checkpoint_keeps_in_16_bits_count_as_stored(
+    models: Mapping[str, ModelSizes],
+) -> None:
+    footprint = models["7b"].footprints["thinker"]
+    assert footprint.quantizable is not None
+    in_fp8 = replace(footprint, quantizable=replace(footprint.quantizable, method="fp8", bits=8))
+    kept = {
+        name: StoredTensor("model.safetensors", "BF16", shape, 2 * math.prod(shape))
+        for name, shape in footprint.tensors.items()
+        if name in footprint.quantizable.weights and name.endswith("down_proj.weight")
+    }
+
+    def weights(stored: StoredWeights) -> int:
+        return stage_needs("thinker", BASE, in_fp8, stored, 80 * GIB).memory.weights
+
+    more = sum(math.prod(tensor.shape) for tensor in kept.values())
+    assert more > 1e9
+    assert weights(StoredWeights(kept)) - weights(StoredWeights()) == more
