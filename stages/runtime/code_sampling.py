@@ -50,8 +50,8 @@ class Chooser(Protocol):
     """A `Choose` for one step."""
 
     is_broken: torch.Tensor
-    """Whether NaN or infinity was among the logits of a row so far: bool `[n]`. Its ids are then valid, but
-    mean nothing."""
+    """Whether NaN or positive infinity was among the logits of a row so far: bool `[n]`. Its ids are then valid,
+    but mean nothing."""
 
     def __call__(self, logits: torch.Tensor, codebook: int) -> torch.Tensor: ...
 
@@ -63,7 +63,7 @@ class GreedyChooser:
         self.is_broken = torch.zeros_like(draws.is_greedy, dtype=torch.bool)
 
     def __call__(self, logits: torch.Tensor, codebook: int) -> torch.Tensor:
-        self.is_broken = self.is_broken | _has_nan_or_inf(logits)
+        self.is_broken = self.is_broken | _has_nan_or_positive_inf(logits)
         return logits.argmax(-1)
 
 
@@ -77,7 +77,7 @@ class CodeChooser:
         self.is_broken = torch.zeros_like(self._is_greedy)
 
     def __call__(self, logits: torch.Tensor, codebook: int) -> torch.Tensor:
-        self.is_broken = self.is_broken | _has_nan_or_inf(logits)
+        self.is_broken = self.is_broken | _has_nan_or_positive_inf(logits)
         vocabulary = logits.shape[-1]
         scores, ids = (logits.float() / self._sampling.temperature).topk(
             min(self._sampling.top_k or vocabulary, vocabulary), dim=-1
@@ -90,8 +90,8 @@ class CodeChooser:
         return torch.where(self._is_greedy, logits.argmax(-1), sampled)
 
 
-def _has_nan_or_inf(logits: torch.Tensor) -> torch.Tensor:
-    """Whether NaN or infinity is in a row: bool `[n]`."""
+def _has_nan_or_positive_inf(logits: torch.Tensor) -> torch.Tensor:
+    """Whether NaN or positive infinity is in a row: bool `[n]`."""
     return ~(logits < float("inf")).all(-1)  # NaN also fails this comparison
 
 
