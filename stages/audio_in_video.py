@@ -212,8 +212,8 @@ class VideoWithTrackModel(VllmClass):
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
     ) -> tuple[torch.Tensor, int]:
-        """vLLM's, except that what follows a heard video continues from the largest position of its last piece,
-        the frames or audio at its end, though the video may have a larger one.
+        """vLLM's, except that what follows a heard video continues from the largest position of its last
+        piece, the frames or audio at its end, though the video may have a larger one.
 
         Source: `get_rope_index` in transformers 5.19.
         """

@@ -54,8 +54,8 @@ def decode_audio(
 def decode_audio_track(
     data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None
 ) -> AudioPart | None:
-    """Returns the waveform of a video's first audio track as `decode_audio` does, or None without a track or if
-    it is empty.
+    """Returns the waveform of a video's first audio track as `decode_audio` does, or None without a track or
+    with an empty one.
 
     `data` is a file of the formats that `decode_video` accepts. Raises `InvalidRequestError` with code
     `invalid_audio`.

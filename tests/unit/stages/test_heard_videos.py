@@ -1,4 +1,4 @@
-"""Videos with their audio tracks: prepared, encoded and positioned for vLLM as by the checkpoints' own code."""
+"""Videos with audio tracks: prepared, encoded and positioned for vLLM as by the checkpoints' own code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -167,7 +167,7 @@ def test_a_track_too_short_for_a_token_is_told(thinker: Thinker, num_samples: in
 def test_positions_are_those_of_the_reference(
     thinker: Thinker, num_frames: int, width: int, seconds: float
 ) -> None:
-    """Also if the largest position of a video is not in its last piece, from which the reference continues."""
+    """Also if a video's largest position is not in its last piece, from which the reference continues."""
     video = heard(sliding_tiles(num_frames, 56, width), chirp(seconds, 300))
     parts = (TextPart("Look: "), video, TextPart("and "), video, TextPart("Which is louder?"))
     inputs = processed(thinker.processor, [ChatMessage("user", parts)])
