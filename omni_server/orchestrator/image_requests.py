@@ -29,7 +29,7 @@ class ImageRequests:
         self, messages: Sequence[ChatMessage], image: ImageOutput
     ) -> tuple[DiffusionPrompt, ImageSize]:
         """Returns the prompt, and the size of the image. Raises `InvalidRequestError` for what the model or
-        its stage cannot do."""
+        its stage cannot do. Large images to edit take a fraction of a second: call it in a thread."""
         for name in _PARAMETERS:
             is_set = getattr(image, name) != getattr(_PLAIN, name)
             if is_set and name not in self.features.parameters:
@@ -42,7 +42,8 @@ class ImageRequests:
         seed = random.getrandbits(63) if image.seed is None else image.seed
         prompt = self._family.image_prompt(messages, image, size=size, seed=seed)
         if len(prompt.token_ids) > self._max_model_len:
-            raise context_length_exceeded(self._max_model_len, len(prompt.token_ids), "messages")
+            param = "image" if given else "messages"
+            raise context_length_exceeded(self._max_model_len, len(prompt.token_ids), param)
         return prompt, size
 
     def _check_number(self, num_images: int) -> None:
