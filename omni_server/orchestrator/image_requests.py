@@ -50,7 +50,7 @@ class ImageRequests:
         most = self.features.max_input_images
         if num_images > most:
             raise InvalidRequestError(
-                f"this model takes at most {most} images" if most else "this model edits no images",
+                f"too many images: this model takes {most} at most" if most else "this model edits no images",
                 param="image",
             )
         if num_images == 0 and self.features.needs_input_image:
@@ -62,7 +62,7 @@ class ImageRequests:
             if free is None or not given:
                 return default
             height, width, _ = given[0].pixels.shape
-            return free.closest(ImageSize(width, height), default.width * default.height)
+            return free.closest(ImageSize(width, height), default.num_pixels)
         if image.size in self.sizes or (free is not None and free.allows(image.size)):
             return image.size
         known = ", ".join(map(str, self.sizes))
@@ -80,5 +80,5 @@ def _fitting_sizes(sizes: tuple[ImageSize, ...], features: ImageFeatures) -> tup
     free = features.free_sizes
     if free is None or not sizes:
         return sizes
-    fitting = tuple(size for size in sizes if size.width * size.height <= free.max_pixels)
+    fitting = tuple(size for size in sizes if size.num_pixels <= free.max_pixels)
     return fitting or (free.closest(sizes[0], free.max_pixels),)
