@@ -156,6 +156,10 @@ class ImageSize:
     width: int
     height: int
 
+    @property
+    def num_pixels(self) -> int:
+        return self.width * self.height
+
     def __str__(self) -> str:
         """As OpenAI writes it, `1024x1536`."""
         return f"{self.width}x{self.height}"
@@ -204,16 +208,18 @@ class FreeSizes:
             min(sides) > 0
             and all(side % self.multiple == 0 for side in sides)
             and max(sides) <= self.max_ratio * min(sides)
-            and size.width * size.height <= self.max_pixels
+            and size.num_pixels <= self.max_pixels
         )
 
     def closest(self, shape: ImageSize, num_pixels: int) -> ImageSize:
-        """Returns an allowed size of about `num_pixels`, at most, with the proportions of `shape`."""
+        """Returns an allowed size of about `num_pixels`, at most, with the proportions of `shape`; the smallest
+        size if that has more."""
         ratio = min(max(shape.width / shape.height, 1 / self.max_ratio), self.max_ratio)
-        area = min(num_pixels, self.max_pixels)
+        area = max(self.multiple**2, min(num_pixels, self.max_pixels))
         width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)
         size = ImageSize(self._rounded(width), self._rounded(height))
-        while not self.allows(size):  # the rounded ratio may exceed the limit
+        # Rounding may exceed the ratio, and the area if it raises a side to `multiple`.
+        while not self.allows(size) or size.num_pixels > area:
             wide = size.width > size.height
             size = ImageSize(size.width - self.multiple * wide, size.height - self.multiple * (not wide))
         return size

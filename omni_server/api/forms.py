@@ -17,10 +17,15 @@ _MAX_OTHER_BYTES = 1024 * 1024
 _CHARSETS = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-1", b"latin-1"})
 """UTF-8 and the names that clients give ASCII-only forms."""
 
-BOOLEAN_PATTERN = (
+_BOOLEAN_PATTERN = (
     "^([Tt]([Rr][Uu][Ee])?|[Ff]([Aa][Ll][Ss][Ee])?|[Yy]([Ee][Ss])?|[Nn][Oo]?|[Oo]([Nn]|[Ff][Ff])|[01])$"
 )
 """Pydantic's booleans: true, t, yes, y, on and 1, or false, f, no, n, off and 0, in any case."""
+_SCHEMAS: dict[str, dict[str, str]] = {
+    "boolean": {"type": "string", "pattern": _BOOLEAN_PATTERN},
+    "null": {"const": ""},
+}
+"""Of types that are strings in a form."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +122,9 @@ def last_values(form: Form) -> dict[str, str]:
 
 
 def form_field(field: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a form's field that is `field` in JSON. Replaces null: unset form fields are empty
-    or absent."""
+    """The JSON schema of a form's optional field that is `field` in JSON. Replaces booleans, and null: unset form
+    fields are empty or absent."""
     described = {key: value for key, value in field.items() if key != "default"}
     if "anyOf" in field:
-        described["anyOf"] = [
-            {"const": ""} if branch == {"type": "null"} else branch for branch in field["anyOf"]
-        ]
+        described["anyOf"] = [_SCHEMAS.get(branch.get("type"), branch) for branch in field["anyOf"]]
     return described

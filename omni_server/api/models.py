@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from omni_server.api.config import ApiConfig
 from omni_server.api.images.parse import PARAMETERS
+from omni_server.api.images.sizes import offered_sizes
 from omni_server.api.openapi import error_responses
 from omni_server.api.parse import check_model
 from omni_server.api.state import ServerState
@@ -35,7 +36,7 @@ class Images(BaseModel):
     """What a model that generates images can do."""
 
     sizes: list[str]
-    """The default first. Like `free_sizes`, within the server's own limit."""
+    """That of `auto` first. Like `free_sizes`, within the server's own limit."""
     free_sizes: FreeImageSizes | None
     """Other sizes; null if there are none."""
     parameters: list[str]
@@ -146,7 +147,7 @@ def _images(info: ModelInfo, max_output_pixels: int) -> Images | None:
         free = FreeImageSizes.model_validate(features.free_sizes, from_attributes=True)
         free.max_pixels = min(free.max_pixels, max_output_pixels)
     return Images(
-        sizes=[str(size) for size in info.image_sizes if size.width * size.height <= max_output_pixels],
+        sizes=[str(size) for size in offered_sizes(info, max_output_pixels)],
         free_sizes=free,
         parameters=sorted(PARAMETERS[field] for field in features.parameters),
         max_input_images=features.max_input_images,

@@ -14,6 +14,7 @@ import websockets
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig, TlsFiles
 from omni_server.api.http_protocol import http_protocol
+from omni_server.api.images.sizes import check_size_limits
 from omni_server.api.listener import address_of, listen, remove_unix_path
 from omni_server.api.state import ServerState
 from omni_server.api.tracing import open_tracer
@@ -54,8 +55,8 @@ async def run_server(
     aborts them immediately; the code is 0. A signal before the server is ready gives 128 plus its number.
     Must run in the main thread, which handles signals.
 
-    Raises `ConfigError` if the address, a TLS file or the trace endpoint is unusable, and what `start`
-    raises; stopping the server cancels a running `start`.
+    Raises `ConfigError` if the address, a TLS file, the trace endpoint or a limit of images is unusable, and
+    what `start` raises; stopping the server cancels a running `start`.
     """
     listener = listen(config)
     try:
@@ -85,6 +86,7 @@ async def _serve(
     if generator is None:
         return 128 + signals.first
     try:
+        check_size_limits(generator.model_info, config)
         state.generator = generator
         if signals.stop.is_set():
             return 128 + signals.first

@@ -3,9 +3,9 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 
-from omni_server.api.forms import BOOLEAN_PATTERN, Form, form_field
+from omni_server.api.forms import Form, form_field
 from omni_server.api.parse import check_model
 from omni_server.api.schemas import NonEmpty
 from omni_server.api.validation import missing_parameter, unsupported, unsupported_choice, validate
@@ -40,7 +40,7 @@ class TranscriptionForm(BaseModel):
     """`json` is the default."""
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     """0 (default) takes the likeliest words."""
-    stream: Annotated[bool, WithJsonSchema({"type": "string", "pattern": BOOLEAN_PATTERN})] | None = None
+    stream: bool | None = None
     """Transcriptions only; translations refuse `true`."""
     timestamp_granularities: Annotated[list[str], Field(json_schema_extra={"maxItems": 0})] | None = None
     """Not served: the model gives no timestamps."""

@@ -29,7 +29,7 @@ class ImageRequests:
         self, messages: Sequence[ChatMessage], image: ImageOutput
     ) -> tuple[DiffusionPrompt, ImageSize]:
         """Returns the prompt, and the size of the image. Raises `InvalidRequestError` for what the model or
-        its stage cannot do."""
+        its stage cannot do. Large images to edit take a fraction of a second: call it in a thread."""
         for name in _PARAMETERS:
             is_set = getattr(image, name) != getattr(_PLAIN, name)
             if is_set and name not in self.features.parameters:
@@ -42,14 +42,15 @@ class ImageRequests:
         seed = random.getrandbits(63) if image.seed is None else image.seed
         prompt = self._family.image_prompt(messages, image, size=size, seed=seed)
         if len(prompt.token_ids) > self._max_model_len:
-            raise context_length_exceeded(self._max_model_len, len(prompt.token_ids), "messages")
+            param = "image" if given else "messages"
+            raise context_length_exceeded(self._max_model_len, len(prompt.token_ids), param)
         return prompt, size
 
     def _check_number(self, num_images: int) -> None:
         most = self.features.max_input_images
         if num_images > most:
             raise InvalidRequestError(
-                f"this model takes at most {most} images" if most else "this model edits no images",
+                f"too many images: this model takes {most} at most" if most else "this model edits no images",
                 param="image",
             )
         if num_images == 0 and self.features.needs_input_image:
@@ -61,7 +62,7 @@ class ImageRequests:
             if free is None or not given:
                 return default
             height, width, _ = given[0].pixels.shape
-            return free.closest(ImageSize(width, height), default.width * default.height)
+            return free.closest(ImageSize(width, height), default.num_pixels)
         if image.size in self.sizes or (free is not None and free.allows(image.size)):
             return image.size
         known = ", ".join(map(str, self.sizes))
@@ -79,5 +80,5 @@ def _fitting_sizes(sizes: tuple[ImageSize, ...], features: ImageFeatures) -> tup
     free = features.free_sizes
     if free is None or not sizes:
         return sizes
-    fitting = tuple(size for size in sizes if size.width * size.height <= free.max_pixels)
+    fitting = tuple(size for size in sizes if size.num_pixels <= free.max_pixels)
     return fitting or (free.closest(sizes[0], free.max_pixels),)

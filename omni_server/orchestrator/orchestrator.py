@@ -166,7 +166,7 @@ class Orchestrator:
         began = time.monotonic() if request.began_at is None else request.began_at
         voice = None if request.speech is None else self._voice(request.speech)
         if request.image is not None:
-            graph, tokens = self._image_graph(request, request.image)
+            graph, tokens = await self._image_graph(request, request.image)
         else:
             graph, tokens = await self._ar_graph(request, outputs, voice, deadline_s, began)
         self._check_open(request, outputs)  # again: rendering takes time
@@ -210,8 +210,10 @@ class Orchestrator:
         if has_track and not self._family.hears_videos:
             raise InvalidRequestError("this model does not hear the audio track of a video", param="messages")
 
-    def _image_graph(self, request: OmniRequest, image: ImageOutput) -> tuple[RequestGraph, PromptTokens]:
-        prompt, size = self.images.render(request.messages, image)
+    async def _image_graph(
+        self, request: OmniRequest, image: ImageOutput
+    ) -> tuple[RequestGraph, PromptTokens]:
+        prompt, size = await asyncio.to_thread(self.images.render, request.messages, image)
         num_tokens = len(prompt.token_ids)
         decoder = Decoder([stage.choose() for stage in self._diffusion_stages(self._entry)])
         graph = RequestGraph(request.request_id)

@@ -135,12 +135,25 @@ class DiffusersModel:
                 f"an image has at least {num_image_tokens(multiple, multiple)} image tokens, and max_image_tokens "
                 f"(or max_model_len) is {stage.largest_image}: raise it"
             )
+        if self._needs_image:
+            self._check_room_for_an_edit(stage)
         return ImageFeatures(
             parameters=frozenset(names | {"num_partial_images"}),
             free_sizes=FreeSizes(multiple, MAX_RATIO, max_pixels),
             max_input_images=MAX_INPUT_IMAGES if "image" in self._parameters else 0,
             needs_input_image=self._needs_image,
         )
+
+    def _check_room_for_an_edit(self, stage: DiffusersStage) -> None:
+        """Raises `ConfigError` if the stage refuses every request that leaves its size to the model."""
+        default = self.image_sizes[0]
+        result = min(num_image_tokens(default.width, default.height), stage.largest_image)
+        needed = result + self._input_tokens
+        if needed > stage.max_model_len:
+            raise ConfigError(
+                f"an edit of automatic size needs {needed} image tokens, {self._input_tokens} of them for the image "
+                f"to edit, and max_model_len is {stage.max_model_len}: raise it, or lower max_image_tokens"
+            )
 
     def image_prompt(
         self, messages: Sequence[ChatMessage], image: ImageOutput, *, size: ImageSize, seed: int

@@ -19,15 +19,7 @@ from omni_server.api.state import ObservedGenerator
 from omni_server.api.validation import unsupported
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generation
-from omni_server.types import (
-    ChatMessage,
-    ImageOutput,
-    ImagePart,
-    ImageSize,
-    ModelInfo,
-    OmniRequest,
-    TextPart,
-)
+from omni_server.types import ChatMessage, ImageOutput, ImagePart, ImageSize, ModelInfo, OmniRequest, TextPart
 
 PARAMETERS: Mapping[str, str] = {
     "negative_prompt": "negative_prompt",
@@ -50,12 +42,12 @@ _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
     "frame_count": (None,),
     "frame_duration_ms": (None,),
     "svg": (None,),
+    "svg[model]": (None,),
 }
 """Fields of OpenAI and other servers that change the answer, with the values that have no effect."""
-MASK_HINT = "'mask' is not supported: describe in the prompt what to change."
 _HINTS = {
     "image": "'image' is not supported here: send images to edit to /v1/images/edits.",
-    "mask": MASK_HINT,
+    "mask": "'mask' is not supported: describe in the prompt what to change.",
 }
 
 
@@ -100,6 +92,11 @@ def image_output(fields: ImageFields, model: ModelInfo, limits: ImageLimits) -> 
         )
     if fields.stream and (fields.n or 1) > 1:
         raise unsupported("Only n=1 is supported with 'stream'.", "n")
+    if (fields.true_cfg_scale or 0) > 1 and fields.negative_prompt is None:
+        raise InvalidRequestError(
+            "'true_cfg_scale' above 1 has an effect only where 'negative_prompt' is given.",
+            param="true_cfg_scale",
+        )
     steps = fields.num_inference_steps
     if steps is not None and steps > limits.max_steps:
         raise InvalidRequestError(
@@ -113,7 +110,7 @@ def image_output(fields: ImageFields, model: ModelInfo, limits: ImageLimits) -> 
     return ImageOutput(
         size=_size(fields.size, limits.max_output_pixels),
         seed=None if seed is None else seed % 2**63,
-        negative_prompt=fields.negative_prompt or None,
+        negative_prompt=fields.negative_prompt,
         num_steps=steps,
         guidance_scale=fields.guidance_scale,
         true_cfg_scale=fields.true_cfg_scale,
@@ -130,35 +127,12 @@ def _size(name: str | None, max_pixels: int) -> ImageSize | None:
             f"Invalid value: '{name[:64]}'. Expected 'auto' or WIDTHxHEIGHT, as in '1024x1024'.", param="size"
         )
     size = ImageSize(int(match[1]), int(match[2]))
-    if size.width * size.height > max_pixels:
+    if size.num_pixels > max_pixels:
         raise InvalidRequestError(
             f"Invalid 'size': {size} has more than the {max_pixels} pixels that this server allows.",
             param="size",
         )
     return size
-
-
-def automatic_size(model: ModelInfo, images: Sequence[ImagePart], limits: ImageLimits) -> ImageSize | None:
-    """The size of an image for which the request gives none; None if the generator may choose.
-
-    Raises `InvalidRequestError` if the model has none within the limits.
-    """
-    default, max_pixels = model.image_sizes[0], limits.max_output_pixels
-    if default.width * default.height <= max_pixels:
-        return None
-    free = model.image_features.free_sizes
-    if free is not None:
-        shape = default
-        if images:
-            height, width, _ = images[0].pixels.shape
-            shape = ImageSize(width, height)
-        return free.closest(shape, max_pixels)
-    for size in model.image_sizes:
-        if size.width * size.height <= max_pixels:
-            return size
-    raise InvalidRequestError(
-        f"The model has no size of at most the {max_pixels} pixels that this server allows.", param="size"
-    )
 
 
 def consecutive(output: ImageOutput, number: int) -> list[ImageOutput]:

@@ -12,11 +12,15 @@ from fastapi import APIRouter, Request, Response
 from omni_server.api.answer_stream import close_all, follow, follow_choices
 from omni_server.api.config import ApiConfig
 from omni_server.api.forms import Form, read_form
-from omni_server.api.images.edit_form import EDIT_FORM_LIMITS, edit_form_body, parse_edit_form
+from omni_server.api.images.edit_form import (
+    EDIT_FORM_LIMITS,
+    MAX_INPUT_IMAGES,
+    edit_form_body,
+    parse_edit_form,
+)
 from omni_server.api.images.files import ImageWriter, Pixels, size_of
 from omni_server.api.images.parse import (
     ImageLimits,
-    automatic_size,
     consecutive,
     image_output,
     image_requests,
@@ -33,11 +37,12 @@ from omni_server.api.images.schemas import (
     OutputTokens,
     PartialImageEvent,
 )
+from omni_server.api.images.sizes import automatic_size
 from omni_server.api.limits import Admission
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.media_room import MediaRoom
 from omni_server.api.openapi import GENERATION_ERRORS, OpenApi, event_stream, request_body
-from omni_server.api.state import ServerState
+from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, named_frame, until_disconnect
 from omni_server.api.validation import read_json, unsupported, validate
 from omni_server.errors import InvalidRequestError
@@ -61,7 +66,7 @@ _EXAMPLES: dict[str, dict[str, object]] = {
 }
 
 MOST_KEPT = 4
-"""Requests for edits of maximum size that fit in memory, or more smaller ones."""
+"""Requests for edits of maximum size that fit in memory, or a larger number of smaller ones."""
 
 EventKind = Literal["image_generation", "image_edit"]
 
@@ -79,41 +84,45 @@ class ImageService:
         self._media = MediaLoader(MediaSource((), config.media_limits), config.media_limits, config)
 
     async def generate(self, request: Request) -> Response:
-        self._state.require_generator()  # before reading the body
+        generator = self._state.require_generator()  # before reading the body
         body = await read_json(request)
-        return await until_disconnect(self._generate(body), request.receive)
+        return await until_disconnect(self._generate(generator, body), request.receive)
 
     async def edit(self, request: Request) -> Response:
-        model = self._state.require_generator().model_info
+        generator = self._state.require_generator()
+        model = generator.model_info
         if model.image_features.max_input_images == 0:  # before reading megabytes of body
             raise unsupported(f"The model '{model.name}' does not edit images.", "model")
         form = await read_form(request, EDIT_FORM_LIMITS)
-        return await until_disconnect(self._edit(form), request.receive)
+        return await until_disconnect(self._edit(generator, form), request.receive)
 
-    async def _generate(self, given: object) -> Response:
+    async def _generate(self, generator: ObservedGenerator, given: object) -> Response:
         fields = validate(ImageRequest, given)
-        model = self._state.require_generator().model_info
+        model = generator.model_info
         output = image_output(fields, model, self._limits)
         if model.image_features.needs_input_image:
             raise unsupported(
                 f"The model '{model.name}' only edits images: send them to /v1/images/edits.", "model"
             )
-        return await self._answer(fields, output, (), "image_generation", ExitStack())
+        return await self._answer(generator, fields, output, (), "image_generation", ExitStack())
 
-    async def _edit(self, form: Form) -> Response:
-        fields, files = parse_edit_form(form)
-        output = image_output(fields, self._state.require_generator().model_info, self._limits)
+    async def _edit(self, generator: ObservedGenerator, form: Form) -> Response:
+        model = generator.model_info
+        fields, files = parse_edit_form(form, min(MAX_INPUT_IMAGES, model.image_features.max_input_images))
+        output = image_output(fields, model, self._limits)
         with ExitStack() as held:
-            images = await self._load(files, held)
-            return await self._answer(fields, output, images, "image_edit", held)
+            images = await self._load(files, fields.n or 1, held)
+            return await self._answer(generator, fields, output, images, "image_edit", held)
 
-    async def _load(self, files: Sequence[bytes], held: ExitStack) -> list[ImagePart]:
-        """Adds the release of the room to `held`."""
+    async def _load(self, files: Sequence[bytes], number: int, held: ExitStack) -> list[ImagePart]:
+        """Loads the images of an edit with `number` results, each of which needs a copy of them. Adds the
+        release of the room to `held`."""
         try:
-            num_pixels = sum([await self._media.count_pixels(file) for file in files])
+            num_pixels = number * sum([await self._media.count_pixels(file) for file in files])
             if num_pixels > self._max_input_pixels:
+                copies = f", counted once for each of the {number} images to make," if number > 1 else ""
                 raise InvalidRequestError(
-                    f"The images together have more than the {self._max_input_pixels} pixels allowed.",
+                    f"The images together{copies} have more than the {self._max_input_pixels} pixels allowed.",
                     code="invalid_image",
                 )
             held.callback(await self._room.take(num_pixels))
@@ -124,18 +133,19 @@ class ImageService:
 
     async def _answer(
         self,
+        generator: ObservedGenerator,
         fields: ImageFields,
         output: ImageOutput,
         images: Sequence[ImagePart],
         kind: EventKind,
         held: ExitStack,
     ) -> Response:
-        """Generates all images concurrently; if one fails, the request fails. A stream takes what is `held`
-        over. Raises `OmniError`."""
-        generator = self._state.require_generator()
+        """Generates all images concurrently; if one fails, the request fails. A stream takes over `held`.
+        `generator` is not looked up again: a draining server still completes accepted requests. Raises
+        `OmniError`."""
         model = generator.model_info
         if output.size is None:
-            output = replace(output, size=automatic_size(model, images, self._limits))
+            output = replace(output, size=automatic_size(model, images, self._limits.max_output_pixels))
         outputs = consecutive(output, fields.n or 1)
         self._admission.enter_choices(len(outputs))
         generations = await submit_images(generator, image_requests(fields.prompt, outputs, images))
@@ -162,8 +172,8 @@ class ImageService:
     async def _events(
         self, generation: Generation, writer: "_EventWriter", held: ExitStack
     ) -> AsyncGenerator[bytes, None]:
-        """Yields frames. The first comes with the first step, so that failures before it get their own
-        status. Closes `held` at the end."""
+        """Yields frames. The first comes with the first step, or after `sse_keep_alive_s` of waiting; failures
+        before it have their own status. Closes `held` at the end."""
         done: Pixels | None = None
         try:
             async with aclosing(follow(generation, self._state, self._keep_alive_s)) as events:

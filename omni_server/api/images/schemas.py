@@ -2,9 +2,8 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 
-from omni_server.api.forms import BOOLEAN_PATTERN
 from omni_server.api.schemas import Seed
 from omni_server.api.validation import Integer
 
@@ -23,6 +22,8 @@ Guidance = Annotated[float, Field(ge=0, le=MAX_GUIDANCE)]
 class ImageFields(BaseModel):
     """Fields of both endpoints. Those that are not listed are accepted and ignored, as clients send many,
     except for those that would change the image (`omni_server.api.images.parse`)."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
     model: str | None = None
     """The served model is the default."""
@@ -66,24 +67,15 @@ class ImageFields(BaseModel):
 
 
 class ImageRequest(ImageFields):
-    model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
+    model_config = ConfigDict(strict=True)
 
     style: Literal["vivid"] | None = None
     """OpenAI's default, which changes nothing here."""
 
 
-_FormBoolean = Annotated[bool, WithJsonSchema({"type": "string", "pattern": BOOLEAN_PATTERN})]
-
-
 class ImageEditForm(ImageFields):
     """The form's fields beside `image`. They come as strings, so "true" is a boolean and "0.2" a number."""
 
-    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
-
-    stream: _FormBoolean | None = None
-    """Server-sent events, for one image."""
-    include_parameters: _FormBoolean | None = None
-    """Extension: write the request and its seed into the text chunk `parameters` of each PNG, as JSON."""
     input_fidelity: Literal["low"] | None = None
     """OpenAI's default. How faithful an edit is depends on the model alone."""
 

@@ -14,9 +14,11 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
+from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.images.edit_form import MAX_IMAGE_BYTES, MAX_INPUT_IMAGES
 from omni_server.api.images.router import MOST_KEPT
+from omni_server.api.state import ServerState
 from omni_server.errors import InvalidRequestError
 from omni_server.media.limits import MediaLimits
 from omni_server.types import ImageOutput, ImagePart, ImageSize, TextPart
@@ -171,6 +173,10 @@ async def test_an_automatic_size_within_the_limit_has_the_shape_of_the_first_ima
         ({"prompt": "x" * 130_000}, None, None, "invalid_form"),
         ({}, [], "image", "missing_required_parameter"),
         ({"image": "https://example.org/a.png"}, [], "image", "invalid_type"),
+        ({"image": "https://example.org/a.png"}, None, "image", "invalid_type"),
+        ({"image[]": "https://example.org/a.png"}, None, "image", "invalid_type"),
+        ({"svg[model]": "x"}, None, "svg[model]", "unsupported_value"),
+        ({"true_cfg_scale": "4"}, None, "true_cfg_scale", "invalid_value"),
         ({}, [("image", ("a", DARK)), ("mask", ("m", DARK))], "mask", "unsupported_value"),
         ({"mask": "data:"}, None, "mask", "unsupported_value"),
         ({}, [("image", ("a", DARK)), ("markup", ("m", DARK))], "markup", "unsupported_value"),
@@ -233,6 +239,15 @@ async def test_images_together_are_bounded() -> None:
     assert "300 pixels" in error["message"]
 
 
+async def test_images_count_once_for_each_image_to_make() -> None:
+    """Each request to the model has its own copy."""
+    config = ApiConfig(media_limits=MediaLimits(max_image_pixels=400))
+    assert (await ask(editor(), config=config, n="2")).status_code == 200
+    error = error_of(await ask(editor(), config=config, n="3"))
+    assert (error["param"], error["code"]) == ("image", "invalid_image")
+    assert "each of the 3 images to make" in error["message"]
+
+
 @pytest.mark.parametrize("stream", ["true", "false"])
 async def test_images_of_all_requests_are_bounded(stream: str) -> None:
     """Four fill the room; another waits for its time, and gets it when one has ended."""
@@ -274,11 +289,35 @@ async def test_a_model_that_edits_nothing_refuses_before_it_reads_the_form() -> 
     assert call.num_chunks_read == 0
 
 
-async def test_more_images_than_the_model_takes_are_refused_by_the_model() -> None:
+async def test_more_images_than_the_model_takes_are_refused_before_they_are_decoded() -> None:
+    files = [("image[]", ("a", DARK[:40]))] * 3
+    error = error_of(await ask(editor(), files))
+    assert (error["param"], error["code"]) == ("image", "array_above_max_length")
+    assert error["message"] == "Invalid 'image': too many files. Expected 2 at most, but got 3."
+
+
+async def test_too_many_tokens_of_images_are_blamed_on_the_images() -> None:
     generator = editor()
-    generator.submit_error = InvalidRequestError("this model takes at most 2 images", param="image")
-    error = error_of(await ask(generator))
-    assert (error["param"], error["code"]) == ("image", "invalid_value")
+    generator.submit_error = InvalidRequestError("too long", param="image", code="context_length_exceeded")
+    assert error_of(await ask(generator))["param"] == "image"
+
+
+async def test_an_accepted_edit_that_waits_for_room_is_done_by_a_server_that_drains() -> None:
+    generator = editor()
+    leave = asyncio.Event()
+    generator.script = [Wait(leave), *image_script(ImageOutput())]
+    state = ServerState(generator)
+    limits = MediaLimits(max_image_pixels=picture(20).size // 3)
+    async with http_client(create_app(state, ApiConfig(media_limits=limits))) as client:
+        running = [
+            asyncio.create_task(client.post(EDITS_URL, data={"prompt": PROMPT}, files={"image": ("a", DARK)}))
+            for _ in range(MOST_KEPT + 1)
+        ]
+        while len(generator.requests) < MOST_KEPT:  # noqa: ASYNC110 - the event is of the first only
+            await asyncio.sleep(0)
+        state.draining.set()
+        leave.set()
+        assert [(await answer).status_code for answer in running] == [200] * (MOST_KEPT + 1)
 
 
 async def test_json_is_no_form() -> None:

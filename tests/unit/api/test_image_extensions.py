@@ -26,6 +26,13 @@ async def test_extensions_reach_the_model() -> None:
     )
 
 
+async def test_an_empty_negative_prompt_is_one() -> None:
+    """Pipelines guide with it, and without one they do not."""
+    generator = painter()
+    await painted(generator, negative_prompt="", true_cfg_scale=4)
+    assert generator.last_request.image == ImageOutput(negative_prompt="", true_cfg_scale=4.0)
+
+
 async def test_the_operator_limits_steps_and_pixels() -> None:
     config = ApiConfig(max_image_steps=10, max_output_pixels=1000)
     generator = FakeGenerator(EDITING_MODEL)
@@ -49,11 +56,6 @@ async def test_an_automatic_size_is_within_the_operator_s_limit(
     response = await ask(generator, ApiConfig(max_output_pixels=max_pixels), size="auto")
     assert response.status_code == 200, response.text
     assert generator.last_request.image == ImageOutput(size)
-
-
-async def test_a_limit_below_all_sizes_refuses_the_automatic_one() -> None:
-    error = error_of(await ask(painter(), ApiConfig(max_output_pixels=1000)))
-    assert (error["param"], error["code"]) == ("size", "invalid_value")
 
 
 async def test_a_png_has_the_parameters_that_make_it_again() -> None:
@@ -121,3 +123,20 @@ async def test_the_model_s_card_says_what_it_makes() -> None:
     assert (only_draws["free_sizes"], only_draws["parameters"]) == (None, [])
     limited = (await card(EDITING_MODEL, ApiConfig(max_output_pixels=1024)))["images"]
     assert (limited["sizes"], limited["free_sizes"]["max_pixels"]) == (["32x32"], 1024)
+    below = (await card(EDITING_MODEL, ApiConfig(max_output_pixels=1000)))["images"]
+    assert below["sizes"] == ["16x16"]
+
+
+@pytest.mark.parametrize("schema", ["ImageRequest", "edits"])
+async def test_the_description_explains_the_fields(schema: str) -> None:
+    async with http_client(app_of(painter())) as client:
+        document = (await client.get("/openapi.json")).json()
+    if schema == "edits":
+        body = document["paths"]["/v1/images/edits"]["post"]["requestBody"]
+        fields = body["content"]["multipart/form-data"]["schema"]["properties"]
+        assert fields["stream"]["anyOf"][0]["type"] == "string"
+    else:
+        fields = document["components"]["schemas"][schema]["properties"]
+        assert fields["stream"]["anyOf"][0] == {"type": "boolean"}
+    assert fields["seed"]["description"] == "Extension: makes the images repeatable."
+    assert fields["stream"]["description"] == "Server-sent events, for one image."

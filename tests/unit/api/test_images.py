@@ -135,7 +135,7 @@ async def test_without_a_seed_each_image_has_one_of_its_own() -> None:
         {"quality": "auto", "style": "vivid", "background": "opaque", "moderation": "low"},
         {"quality": "standard", "background": "auto", "output_compression": 100},
         {"user": "u", "safety_identifier": "s", "stream": False, "partial_images": 0},
-        {"negative_prompt": "", "guidance_scale": None, "unheard_of": 1, "mask": None, "svg": None},
+        {"true_cfg_scale": 1, "guidance_scale": None, "unheard_of": 1, "mask": None, "svg": None},
         {"include_parameters": False},
     ],
 )
@@ -180,6 +180,7 @@ async def test_values_that_change_nothing_are_accepted(fields: dict[str, Any]) -
         ({"complexity": "high"}, "complexity", "unsupported_value"),
         ({"frame_count": 9}, "frame_count", "unsupported_value"),
         ({"svg": {}}, "svg", "unsupported_value"),
+        ({"true_cfg_scale": 4.0}, "true_cfg_scale", "invalid_value"),
         ({"negative_prompt": "x" * 32_001}, "negative_prompt", "string_above_max_length"),
         ({"num_inference_steps": 0}, "num_inference_steps", "integer_below_min_value"),
         ({"num_inference_steps": 201}, "num_inference_steps", "integer_above_max_value"),

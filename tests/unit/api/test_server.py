@@ -18,9 +18,17 @@ from omni_server.api.listener import listen
 from omni_server.api.server import run_server
 from omni_server.errors import ConfigError
 from omni_server.generation import Generator
-from omni_server.types import TextDelta
+from omni_server.types import ModelInfo, TextDelta
 from tests.unit.api.clients import URL, chat, error_of
-from tests.unit.api.fake_generator import FakeGenerator, Hang, Wait, text_script
+from tests.unit.api.fake_generator import (
+    EDITING_MODEL,
+    IMAGE_MODEL,
+    MODEL,
+    FakeGenerator,
+    Hang,
+    Wait,
+    text_script,
+)
 from tests.unit.api.sse_validator import parse_frames, read_stream
 
 
@@ -126,6 +134,37 @@ async def test_probes_are_answered_while_the_model_loads(port: int) -> None:
         await asyncio.wait_for(life.ready.wait(), 10)
         assert life.address == url
         assert (await answering(url, "/ready")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "message"),
+    [
+        (IMAGE_MODEL, ApiConfig(max_output_pixels=1023), "smallest image of the model has 1024 pixels"),
+        (EDITING_MODEL, ApiConfig(max_output_pixels=255), "smallest image of the model has 256 pixels"),
+        (EDITING_MODEL, ApiConfig(max_unsent_bytes=12 * 4096 - 1), "4 images of 4096 pixels has 49152"),
+        (
+            EDITING_MODEL,
+            ApiConfig(max_output_pixels=1024, max_unsent_bytes=12 * 1024 - 1),
+            "4 images of 1024 pixels has 12288",
+        ),
+    ],
+)
+async def test_limits_that_no_image_fits_end_the_start(
+    model: ModelInfo, config: ApiConfig, message: str
+) -> None:
+    life = Life(FakeGenerator(model))
+    with pytest.raises(ConfigError, match=message):
+        await asyncio.wait_for(
+            run_server(life.start, life.stop, replace(config, port=0, log_level="warning"), life.on_ready), 10
+        )
+    assert (life.num_stops, life.ready.is_set()) == (1, False)
+
+
+@pytest.mark.parametrize("model", [MODEL, EDITING_MODEL])
+async def test_limits_that_images_just_fit_are_served(model: ModelInfo) -> None:
+    config = replace(QUIET, max_output_pixels=256, max_unsent_bytes=12 * 256)
+    async with served(Life(FakeGenerator(model)), config) as running:
+        assert not running.done()
 
 
 async def test_port_in_use_is_found_before_the_model_loads() -> None:

@@ -1,10 +1,11 @@
 """A request that diffusion stages answer with an image."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -23,7 +24,7 @@ from omni_server.errors import (
     StageDeadError,
     StageDownError,
 )
-from omni_server.family import FamilyModel
+from omni_server.family import DiffusionPrompt, FamilyModel
 from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.protocol.diffusion import decode_stage_result
 from omni_server.protocol.images import StageEvent
@@ -196,6 +197,23 @@ async def test_a_prompt_longer_than_the_stage_takes_is_refused(
     with pytest.raises(InvalidRequestError) as refusal:
         await orchestrator_of({"painter": painter}).submit(request())
     assert refusal.value.code == "context_length_exceeded"
+
+
+async def test_rendering_does_not_block_the_event_loop(
+    painter: FakePainter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encoding large images to edit takes a while."""
+    render, go_on = ImageModel.image_prompt, threading.Event()
+
+    def slow(self: ImageModel, *args: Any, **kwargs: Any) -> DiffusionPrompt:
+        assert go_on.wait(2)
+        return render(self, *args, **kwargs)
+
+    monkeypatch.setattr(ImageModel, "image_prompt", slow)
+    submitting = asyncio.create_task(orchestrator_of({"painter": painter}).submit(request()))
+    await settle()
+    go_on.set()
+    assert len(await collected(await submitting)) == 2
 
 
 async def test_text_and_speech_are_refused(painter: FakePainter) -> None:

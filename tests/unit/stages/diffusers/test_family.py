@@ -21,6 +21,7 @@ from stages.diffusers import FAMILY
 from stages.diffusers.family import DiffusersModel
 from tests.unit.stages.diffusers.tiny import stage_options
 
+EDITING = stage_options(max_model_len=8192, max_num_batched_tokens=8192, max_image_tokens=512)
 PHOTO = np.random.default_rng(0).integers(0, 255, (48, 96, 3), dtype=np.uint8)
 
 
@@ -51,7 +52,7 @@ def test_parameters_are_those_of_the_pipeline(
 
 
 def test_a_pipeline_that_edits_needs_an_image(model: Callable[[str], DiffusersModel]) -> None:
-    features = model("qwen-image-edit").image_features(stage_options())
+    features = model("qwen-image-edit").image_features(EDITING)
     assert (features.max_input_images, features.needs_input_image) == (16, True)
 
 
@@ -84,14 +85,31 @@ def test_a_request_becomes_a_job_that_counts_its_tokens(model: Callable[[str], D
 def test_an_edited_image_keeps_its_shape_and_counts_the_image_to_edit(
     model: Callable[[str], DiffusersModel],
 ) -> None:
-    stage = stage_options(max_model_len=8192, max_num_batched_tokens=8192, max_image_tokens=512)
-    images = ImageRequests(model("qwen-image-edit"), stage)
+    images = ImageRequests(model("qwen-image-edit"), EDITING)
     prompt, size = images.render(messages("make it blue", PHOTO), ImageOutput(seed=1))
     assert size == ImageSize(496, 240)
     assert len(prompt.token_ids) == 31 * 15 + 4096
     assert decode_job(prompt.payload).images == (Pixels.of(PHOTO),)
-    with pytest.raises(InvalidRequestError, match="maximum context length is 8192"):
+    with pytest.raises(InvalidRequestError, match="maximum context length is 8192") as caught:
         images.render(messages("make it blue", PHOTO, PHOTO), ImageOutput())
+    assert caught.value.param == "image"
+
+
+def test_the_shipped_config_serves_an_edit_of_automatic_size(model: Callable[[str], DiffusersModel]) -> None:
+    config = load_stage_config(find_shipped_config("diffusers"))
+    images = ImageRequests(model("qwen-image-edit"), config.stages["image"])
+    prompt, size = images.render(messages("make it blue", PHOTO), ImageOutput())
+    assert size == ImageSize(1440, 720)
+    assert len(prompt.token_ids) == 90 * 45 + 4096
+
+
+def test_a_stage_without_room_for_an_edit_of_automatic_size_is_refused(
+    model: Callable[[str], DiffusersModel],
+) -> None:
+    stage = stage_options(max_model_len=6144, max_num_batched_tokens=6144)
+    with pytest.raises(ConfigError, match="needs 8192 image tokens, 4096 of them"):
+        ImageRequests(model("qwen-image-edit"), stage)
+    assert ImageRequests(model("qwen-image"), stage).sizes == (ImageSize(1024, 1024),)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +129,9 @@ def test_what_the_model_cannot_do_is_refused_with_the_field(
     image: ImageOutput,
     param: str,
 ) -> None:
+    stage = EDITING if name == "qwen-image-edit" else stage_options()
     with pytest.raises(InvalidRequestError) as caught:
-        ImageRequests(model(name), stage_options()).render(messages("x", *content), image)
+        ImageRequests(model(name), stage).render(messages("x", *content), image)
     assert caught.value.param == param
 
 
