@@ -7,9 +7,11 @@ uses the family's own names for stages (`model_stage` in a stage config).
 
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -215,29 +217,33 @@ class DefaultConfigs:
     """For genuine checkpoints on a CPU; None if that is too slow to be of use."""
 
 
-class FamilyModel(Protocol):
-    """One checkpoint of the family, as the server process sees it."""
+class FamilyModel(ABC):
+    """One checkpoint of the family, as the server process sees it.
 
-    voices: tuple[str, ...]
-    default_voice: str | None
-    stop_ids: Mapping[str, tuple[int, ...]]
+    Families derive from it and override what their pipeline has: the defaults are those of a model without
+    speech, media and images. The methods that render prompts are called only for stages of their kind.
+    """
+
+    voices: tuple[str, ...] = ()
+    default_voice: str | None = None
+    stop_ids: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     """For each autoregressive stage, the tokens that end its sequence."""
-    placeholder_ids: PlaceholderIds | None
+    placeholder_ids: PlaceholderIds | None = None
     """None if prompts cannot contain media."""
-    hears_videos: bool
+    hears_videos: bool = False
     """Whether the model can hear the audio track of a video with its frames (`VideoPart.audio`)."""
-    codec: CodecLayout | None
+    codec: CodecLayout | None = None
     """None if there is no speech."""
-    row_width: int
+    row_width: int = 0
     """Width of the rows on an edge with embeddings; 0 without such an edge."""
-    extra_rows_per_request: int
+    extra_rows_per_request: int = 0
     """Rows that the first payload of a request may contain in addition to one per token."""
-    image_sizes: tuple[ImageSize, ...]
+    image_sizes: tuple[ImageSize, ...] = ()
     """Sizes of images that the model can generate, the default first; empty if it generates none."""
 
     def image_features(self, stage: CommonStage) -> ImageFeatures:
         """What requests for images may contain. `stage` is the first stage of the stage config."""
-        ...
+        return ImageFeatures()
 
     def prompt(
         self,
@@ -252,15 +258,15 @@ class FamilyModel(Protocol):
 
         Raises `InvalidRequestError` if the chat cannot be rendered.
         """
-        ...
+        raise NotImplementedError
 
+    @abstractmethod
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         """Returns the chat that gives the model the task.
 
         The answer to `ReadAloud` is the text itself (`SpeechOutput.text`), to `Transcribe` what was said.
         Raises `InvalidRequestError` for a task that the model cannot do.
         """
-        ...
 
     def embeddings_prompt(
         self, stage: str, source_ids: Sequence[int], *, voice: str | None
@@ -269,7 +275,7 @@ class FamilyModel(Protocol):
 
         `voice` is one of `voices`; None if the request has none.
         """
-        ...
+        raise NotImplementedError
 
     def image_prompt(
         self, messages: Sequence[ChatMessage], image: ImageOutput, *, size: ImageSize, seed: int
@@ -279,14 +285,13 @@ class FamilyModel(Protocol):
 
         The prompt's tokens are those of the image (`omni_server.protocol.images.num_image_tokens`), and more
         for images in the messages: the API reports them as usage. The last stage must return the pixels, RGB
-        `[height, width, 3]` in [0, 1]. Raises
-        `InvalidRequestError` if the messages cannot be rendered.
+        `[height, width, 3]` in [0, 1]. Raises `InvalidRequestError` if the messages cannot be rendered.
         """
-        ...
+        raise NotImplementedError
 
+    @abstractmethod
     def dtype_name(self) -> str:
         """The checkpoint's dtype, which `dtype: auto` selects: float32, bfloat16 or float16."""
-        ...
 
 
 class ModelFamily(Protocol):

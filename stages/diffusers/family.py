@@ -1,7 +1,7 @@
 """Diffusers pipelines in the server process: what a folder can generate, without weights."""
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,21 +11,17 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.family import (
-    CodecLayout,
     DefaultConfigs,
     DiffusionPrompt,
-    EmbeddingsPrompt,
+    FamilyModel,
     HfOverrides,
     NeededFile,
-    PlaceholderIds,
-    Prompt,
     StageFootprint,
 )
 from omni_server.protocol.images import PIXELS_PER_TOKEN, ImageJob, Pixels, encode_job, num_image_tokens
 from omni_server.types import (
     ChatMessage,
     FreeSizes,
-    FunctionTool,
     ImageFeatures,
     ImageOutput,
     ImagePart,
@@ -101,17 +97,8 @@ class DiffusersFamily:
         register()
 
 
-class DiffusersModel:
-    """Implements `omni_server.family.FamilyModel` for one folder."""
-
-    voices: tuple[str, ...] = ()
-    default_voice: str | None = None
-    stop_ids: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-    placeholder_ids: PlaceholderIds | None = None
-    hears_videos = False
-    codec: CodecLayout | None = None
-    row_width = 0
-    extra_rows_per_request = 0
+class DiffusersModel(FamilyModel):
+    """One folder of Diffusers."""
 
     def __init__(self, model_dir: Path) -> None:
         """Raises `ConfigError` for a folder that is unsafe or incomplete, or that generates no images."""
@@ -122,7 +109,7 @@ class DiffusersModel:
         self._pixels_per_latent = _pixels_per_latent(folder)
         self._needs_image = "image" in self._parameters and not _draws_without_image(cls)
         side = _trained_side(folder)
-        self.image_sizes: tuple[ImageSize, ...] = (ImageSize(side, side),)
+        self.image_sizes = (ImageSize(side, side),)
         self._input_tokens = input_image_tokens(folder)
 
     def image_features(self, stage: CommonStage) -> ImageFeatures:
@@ -192,22 +179,8 @@ class DiffusersModel:
             name = file.get_slice(next(iter(file.keys()))).get_dtype()
         return _DTYPES.get(name, "float32")
 
-    def prompt(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        outputs: Collection[Output],
-        tools: Sequence[FunctionTool] = (),
-    ) -> Prompt:
-        raise NotImplementedError("the model has no autoregressive stage")
-
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         raise InvalidRequestError("this model generates images only")
-
-    def embeddings_prompt(
-        self, stage: str, source_ids: Sequence[int], *, voice: str | None
-    ) -> EmbeddingsPrompt:
-        raise NotImplementedError("the model has no stage that receives embeddings")
 
 
 def pipeline_class(folder: PipelineFolder) -> Any:

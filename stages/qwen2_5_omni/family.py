@@ -7,20 +7,18 @@ from pathlib import Path
 
 from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec, TokenFrames
 from omni_server.config.stage_config import StageConfig
-from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError
 from omni_server.family import (
-    CodecLayout,
     DefaultConfigs,
-    DiffusionPrompt,
     EmbeddingsPrompt,
+    FamilyModel,
     HfOverrides,
     NeededFile,
     PlaceholderIds,
     Prompt,
     StageFootprint,
 )
-from omni_server.types import ChatMessage, FunctionTool, ImageFeatures, ImageOutput, ImageSize, Output, Task
+from omni_server.types import ChatMessage, FunctionTool, Output, Task
 from stages.qwen2_5_omni.ids import read_special_ids
 from stages.qwen2_5_omni.options import Code2WavChunks, Code2WavStage
 from stages.qwen2_5_omni.prompt import PromptRenderer, task_messages
@@ -101,8 +99,11 @@ class Qwen25OmniFamily:
         ModelRegistry.register_model(CODE2WAV, Qwen2_5OmniCode2Wav)
 
 
-class Qwen25OmniModel:
-    """Implements `omni_server.family.FamilyModel` for one checkpoint folder."""
+class Qwen25OmniModel(FamilyModel):
+    """One checkpoint folder."""
+
+    extra_rows_per_request = 3  # the voice's begin token, text end, text pad
+    hears_videos = True
 
     def __init__(self, model_dir: Path) -> None:
         from stages.qwen2_5_omni.code2wav.voices import load_voices
@@ -114,19 +115,16 @@ class Qwen25OmniModel:
             self.row_width = int(config["talker_config"]["embedding_size"])
             dit = config["token2wav_config"]["dit_config"]
             rates = config["token2wav_config"]["bigvgan_config"]["upsample_rates"]
-            self.codec: CodecLayout | None = _codec_layout(int(dit["block_size"]), int(dit["repeats"]), rates)
+            self.codec = _codec_layout(int(dit["block_size"]), int(dit["repeats"]), rates)
         except KeyError as exc:
             raise ConfigError(f"{model_dir / 'config.json'}: {exc} is missing") from exc
         self.voices = tuple(load_voices(model_dir))
-        self.default_voice: str | None = DEFAULT_VOICE if DEFAULT_VOICE in self.voices else self.voices[0]
+        self.default_voice = DEFAULT_VOICE if DEFAULT_VOICE in self.voices else self.voices[0]
         # The talker's ids are the reference's default `talker_eos_token_id` in `generate`.
         self.stop_ids = {"thinker": (ids.im_end,), "talker": (ids.codec_pad, ids.codec_end)}
-        self.placeholder_ids: PlaceholderIds | None = PlaceholderIds(
+        self.placeholder_ids = PlaceholderIds(
             ids.audio_placeholder, ids.image_placeholder, ids.video_placeholder
         )
-        self.extra_rows_per_request = 3  # the voice's begin token, text end, text pad
-        self.hears_videos = True
-        self.image_sizes: tuple[ImageSize, ...] = ()
         self._renderer = PromptRenderer(model_dir)
 
     def prompt(
@@ -151,14 +149,6 @@ class Qwen25OmniModel:
         """
         ids, length = self._ids, len(source_ids)
         return EmbeddingsPrompt((ids.codec_mask,) * length + (ids.codec_pad, ids.codec_start), length)
-
-    def image_features(self, stage: CommonStage) -> ImageFeatures:
-        return ImageFeatures()
-
-    def image_prompt(
-        self, messages: Sequence[ChatMessage], image: ImageOutput, *, size: ImageSize, seed: int
-    ) -> DiffusionPrompt:
-        raise NotImplementedError("the model makes no images")
 
     def dtype_name(self) -> str:
         return self._dtype

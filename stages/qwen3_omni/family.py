@@ -8,20 +8,19 @@ from typing import Any
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec, TokenFrames
 from omni_server.config.stage_config import StageConfig
-from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError
 from omni_server.family import (
     CodecLayout,
     DefaultConfigs,
-    DiffusionPrompt,
     EmbeddingsPrompt,
+    FamilyModel,
     HfOverrides,
     NeededFile,
     PlaceholderIds,
     Prompt,
     StageFootprint,
 )
-from omni_server.types import ChatMessage, FunctionTool, ImageFeatures, ImageOutput, ImageSize, Output, Task
+from omni_server.types import ChatMessage, FunctionTool, Output, Task
 from stages.qwen3_omni.codec_layout import code2wav_layout
 from stages.qwen3_omni.ids import read_special_ids
 from stages.qwen3_omni.options import Code2WavStage
@@ -114,20 +113,20 @@ class Qwen3OmniFamily:
         ModelRegistry.register_model(CODE2WAV, Qwen3OmniCode2Wav)
 
 
-class Qwen3OmniModel:
-    """Implements `omni_server.family.FamilyModel` for one checkpoint folder.
+class Qwen3OmniModel(FamilyModel):
+    """One checkpoint folder.
 
     Checkpoints without a talker (`enable_audio_output` is false, as in the Thinking and Captioner releases)
     have neither voices nor a codec.
     """
+
+    hears_videos = True
 
     def __init__(self, model_dir: Path) -> None:
         self._ids = ids = read_special_ids(model_dir)
         config = json.loads((model_dir / "config.json").read_text())
         try:
             self._dtype: str = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-            self.codec: CodecLayout | None = None
-            self.row_width = 0
             if ids.speech is not None:
                 self.row_width = int(config["talker_config"]["text_config"]["hidden_size"])
                 self.codec = _codec_layout(config["code2wav_config"])
@@ -138,15 +137,11 @@ class Qwen3OmniModel:
         self._speakers = {name.capitalize(): name for name in speakers}
         self.voices = tuple(self._speakers)
         self.default_voice = DEFAULT_VOICE if DEFAULT_VOICE in self.voices else next(iter(self.voices), None)
-        self.stop_ids = {"thinker": (ids.im_end,)}
-        if ids.speech is not None:
-            self.stop_ids["talker"] = (ids.speech.codec_eos,)
-        self.placeholder_ids: PlaceholderIds | None = PlaceholderIds(
+        of_talker = {} if ids.speech is None else {"talker": (ids.speech.codec_eos,)}
+        self.stop_ids = {"thinker": (ids.im_end,)} | of_talker
+        self.placeholder_ids = PlaceholderIds(
             ids.audio_placeholder, ids.image_placeholder, ids.video_placeholder
         )
-        self.extra_rows_per_request = 0  # all rows but those of media are looked up by their ids
-        self.hears_videos = True
-        self.image_sizes: tuple[ImageSize, ...] = ()
         self._renderer = PromptRenderer(model_dir)
 
     def prompt(
@@ -170,14 +165,6 @@ class Qwen3OmniModel:
                 f"the talker speaks as one of {', '.join(self.voices) or 'no voice'}, not {voice}"
             )
         return talker_prompt(self._ids, source_ids, self._speakers[voice])
-
-    def image_features(self, stage: CommonStage) -> ImageFeatures:
-        return ImageFeatures()
-
-    def image_prompt(
-        self, messages: Sequence[ChatMessage], image: ImageOutput, *, size: ImageSize, seed: int
-    ) -> DiffusionPrompt:
-        raise NotImplementedError("the model makes no images")
 
     def dtype_name(self) -> str:
         return self._dtype

@@ -1,20 +1,16 @@
 """Common parts of the toy families: a tiny language model with random weights and its byte tokenizer."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from omni_server.config.pipeline import Pipeline
 from omni_server.config.stage_config import StageConfig
-from omni_server.config.stages import CommonStage
 from omni_server.errors import InvalidRequestError
 from omni_server.family import (
-    CodecLayout,
     DefaultConfigs,
-    DiffusionPrompt,
-    EmbeddingsPrompt,
+    FamilyModel,
     NeededFile,
     Prompt,
     StageFootprint,
@@ -22,9 +18,6 @@ from omni_server.family import (
 from omni_server.types import (
     ChatMessage,
     FunctionTool,
-    ImageFeatures,
-    ImageOutput,
-    ImageSize,
     Output,
     ReadAloud,
     Task,
@@ -76,18 +69,8 @@ def text_of(messages: Sequence[ChatMessage]) -> str:
     )
 
 
-class ToyModel:
-    """Implements `omni_server.family.FamilyModel`; families override parts of it."""
-
-    voices: tuple[str, ...] = ()
-    default_voice: str | None = None
-    stop_ids: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-    placeholder_ids = None
-    hears_videos = False
-    codec: CodecLayout | None = None
-    row_width = 0
-    extra_rows_per_request = 0
-    image_sizes: tuple[ImageSize, ...] = ()
+class ToyModel(FamilyModel):
+    """Families override parts of it."""
 
     def __init__(self, model_dir: Path) -> None:
         self.model_dir = model_dir
@@ -105,19 +88,6 @@ class ToyModel:
         if not isinstance(task, ReadAloud):
             raise InvalidRequestError("this model does not listen")
         return (ChatMessage("user", (TextPart(task.text),)),)
-
-    def embeddings_prompt(
-        self, stage: str, source_ids: Sequence[int], *, voice: str | None
-    ) -> EmbeddingsPrompt:
-        raise NotImplementedError(stage)
-
-    def image_features(self, stage: CommonStage) -> ImageFeatures:
-        return ImageFeatures()
-
-    def image_prompt(
-        self, messages: Sequence[ChatMessage], image: ImageOutput, *, size: ImageSize, seed: int
-    ) -> DiffusionPrompt:
-        raise NotImplementedError
 
     def dtype_name(self) -> str:
         return "float32"
