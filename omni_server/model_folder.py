@@ -4,7 +4,6 @@ reads a checkpoint's `about.json`.
 The hub client itself reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
 """
 
-import json
 import re
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -22,6 +21,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils.tqdm import tqdm
 from pydantic import TypeAdapter, ValidationError
 
+from omni_server.checkpoint_files import indexed_weight_files, read_json_object
 from omni_server.errors import ConfigError
 from omni_server.types import AboutModel
 
@@ -139,7 +139,7 @@ def architectures_of(folder: Path) -> tuple[str, ...]:
     `ConfigError` if the file cannot be read."""
     if config_file(folder).name == PIPELINE_INDEX:
         return (PIPELINE_ARCHITECTURE,)
-    found = _read_json_object(folder / "config.json").get("architectures")
+    found = read_json_object(folder / "config.json").get("architectures")
     return tuple(map(str, found)) if isinstance(found, list) else ()
 
 
@@ -151,7 +151,7 @@ def _check_checkpoint(
         raise ConfigError(f"MODEL '{model}' is no checkpoint: there is no config.json in {folder}")
     found = architectures_of(folder)
     if set(architectures).isdisjoint(found):
-        model_type = _read_json_object(path).get("model_type", "missing")
+        model_type = read_json_object(path).get("model_type", "missing")
         raise ConfigError(
             f"MODEL '{model}' is not a checkpoint that this server can run: its config.json (model_type: "
             f"{model_type}) names {', '.join(found) or 'no architecture'}, and the server runs "
@@ -170,26 +170,13 @@ def _check_weights(model: str, folder: Path) -> None:
                 "with --load-format dummy it is served with random ones"
             )
         return
-    weight_map = _read_json_object(index_file).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise ConfigError(f"{index_file}: no weight_map")
-    files = sorted({str(file) for file in weight_map.values()})
-    missing = [file for file in files if not (folder / file).is_file()]
+    files = indexed_weight_files(index_file)
+    missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ConfigError(
             f"MODEL '{model}' is incomplete: {len(missing)} of its {len(files)} weight files are missing in "
             f"{folder}, the first is {missing[0]}"
         )
-
-
-def _read_json_object(path: Path) -> dict[str, object]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path}: must hold a JSON object")
-    return document
 
 
 def read_about(model_dir: Path) -> AboutModel | None:

@@ -51,8 +51,7 @@ class Form:
 
 
 async def read_form(request: Request, limits: FormLimits) -> Form:
-    """Raises `InvalidRequestError` for an invalid form,
-    `RequestTooLargeError`, or `ClientDisconnect`."""
+    """Raises `InvalidRequestError` for an invalid form, `RequestTooLargeError`, or `ClientDisconnect`."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "multipart/form-data":
         raise InvalidRequestError(
@@ -67,7 +66,7 @@ async def read_form(request: Request, limits: FormLimits) -> Form:
         max_fields=MAX_FIELDS,
         max_part_size=limits.max_field_bytes,
     )
-    parser.spool_max_size = limits.max_bytes  # never write what users say or show to disk
+    parser.spool_max_size = limits.max_bytes  # users' media are never written to disk
     try:
         form = await parser.parse()
     except MultiPartException as error:

@@ -20,8 +20,7 @@ class MediaRoom:
         self._released = asyncio.Event()
 
     async def take(self, size: int) -> Callable[[], None]:
-        """Reserves room; returns its release callback, to call once. Raises `OverloadedError`
-        on timeout."""
+        """Reserves room; returns its release callback, to call once. Raises `OverloadedError` on timeout."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 while self._size + size > self._max_size:

@@ -34,19 +34,20 @@ class DiffusersPipelineExecutor(Executor):
         non_block: bool = False,
     ) -> Any:
         """Calls a method of the one worker. All defaults of `Executor` end here."""
-        call: Callable[[], Any] = lambda: [run_method(self._worker, method, args, kwargs or {})]  # noqa: E731
-        return _done(call) if non_block else call()
+        return _called(lambda: [run_method(self._worker, method, args, kwargs or {})], non_block)
 
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
-        call: Callable[[], Any] = lambda: self._worker.execute_model(scheduler_output)  # noqa: E731
-        return _done(call) if non_block else call()
+        return _called(lambda: self._worker.execute_model(scheduler_output), non_block)
 
     def check_health(self) -> None:
         self._worker.check_health()
 
 
-def _done(call: Callable[[], Any]) -> "Future[Any]":
-    """The outcome of `call`, as vLLM expects it: an error is raised where the result is read."""
+def _called(call: Callable[[], Any], non_block: bool) -> Any:
+    """Returns the result of `call`; with `non_block` a future of it, which is done, so that an error is raised
+    where vLLM reads the result."""
+    if not non_block:
+        return call()
     future: Future[Any] = Future()
     try:
         future.set_result(call())

@@ -43,7 +43,7 @@ MAX_INPUT_IMAGES = 16
 """OpenAI's."""
 
 NUM_STEPS = "num_inference_steps"
-_PARAMETERS = MappingProxyType(
+PARAMETERS = MappingProxyType(
     {
         "negative_prompt": "negative_prompt",
         NUM_STEPS: "num_steps",
@@ -51,7 +51,7 @@ _PARAMETERS = MappingProxyType(
         "true_cfg_scale": "true_cfg_scale",
     }
 )
-"""Of a pipeline's `__call__`, and the field of `ImageOutput` that sets it."""
+"""Of a pipeline's `__call__`, and the field of `ImageOutput` and `ImageJob` that sets it."""
 _DTYPES = MappingProxyType({"BF16": "bfloat16", "F16": "float16"})
 _REQUIRED = ("prompt", "height", "width", NUM_STEPS, "generator", "output_type")
 
@@ -114,7 +114,7 @@ class DiffusersModel(FamilyModel):
 
     def image_features(self, stage: CommonStage) -> ImageFeatures:
         assert isinstance(stage, DiffusersStage)
-        names = {ours for theirs, ours in _PARAMETERS.items() if theirs in self._parameters}
+        names = {ours for theirs, ours in PARAMETERS.items() if theirs in self._parameters}
         multiple = max(SIDE_MULTIPLE, self._pixels_per_latent)
         max_pixels = stage.largest_image * PIXELS_PER_TOKEN
         if max_pixels < multiple**2:

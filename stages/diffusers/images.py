@@ -10,7 +10,7 @@ from PIL import Image
 
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.images import ImageJob, Pixels
-from stages.diffusers.family import NUM_STEPS
+from stages.diffusers.family import NUM_STEPS, PARAMETERS
 from stages.diffusers.pipeline_run import PipelineRun
 
 
@@ -19,12 +19,7 @@ def pipeline_arguments(pipe: Any, job: ImageJob) -> dict[str, Any]:
 
     The noise is drawn on the CPU, because other devices' generators give other images."""
     parameters = inspect.signature(type(pipe).__call__).parameters
-    given = {
-        "negative_prompt": job.negative_prompt,
-        NUM_STEPS: job.num_steps,
-        "guidance_scale": job.guidance_scale,
-        "true_cfg_scale": job.true_cfg_scale,
-    }
+    given = {name: getattr(job, field) for name, field in PARAMETERS.items()}
     arguments: dict[str, Any] = {
         "prompt": job.prompt,
         "width": job.width,

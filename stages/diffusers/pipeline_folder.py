@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from omni_server.checkpoint_files import indexed_weight_files, read_json_object
 from omni_server.errors import ConfigError
 
 INDEX = "model_index.json"
@@ -34,7 +35,7 @@ class PipelineFolder:
     def config_of(self, component: str) -> Mapping[str, object]:
         """The component's config.json; empty if it has none."""
         path = self.path / component / "config.json"
-        return _read_object(path) if path.is_file() else {}
+        return read_json_object(path) if path.is_file() else {}
 
     def weight_files(self) -> Iterator[Path]:
         """The safetensors files that are loaded."""
@@ -45,7 +46,7 @@ class PipelineFolder:
 def read_pipeline_folder(path: Path) -> PipelineFolder:
     """Raises `ConfigError` for a folder that is incomplete, has pickled weights only, or needs code that is not
     in diffusers or transformers."""
-    index = _read_object(path / INDEX)
+    index = read_json_object(path / INDEX)
     class_name = index.get("_class_name")
     if not isinstance(class_name, str):
         raise ConfigError(
@@ -92,16 +93,13 @@ def _check_component(folder: Path) -> str | None:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is missing, which {folder.parent / INDEX} names: download it too")
     for config in sorted(folder.glob("*config.json")):
-        if "auto_map" in _read_object(config):
+        if "auto_map" in read_json_object(config):
             raise ConfigError(f"{config} refers to code in the folder (auto_map), which is not run")
     if not (folder / "config.json").is_file():
         return None
     for index in folder.glob(f"*{SAFE}.index*.json"):
-        weight_map = _read_object(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise ConfigError(f"{index}: no weight_map")
-        files = sorted({str(file) for file in weight_map.values()})
-        missing = [file for file in files if not (folder / file).is_file()]
+        files = indexed_weight_files(index)
+        missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise ConfigError(
                 f"{folder}: {len(missing)} of its {len(files)} weight files are missing, the first is "
@@ -123,13 +121,3 @@ def _check_component(folder: Path) -> str | None:
 def _weights(folder: Path, variant: str | None) -> list[Path]:
     marker = f".{HALF_VARIANT}."
     return sorted(file for file in folder.glob(f"*{SAFE}") if (marker in file.name) == (variant is not None))
-
-
-def _read_object(path: Path) -> dict[str, object]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"{path}: must hold a JSON object")
-    return document

@@ -208,20 +208,11 @@ class PipelineWorker:
     def check_health(self) -> None:
         """The engine's main loop calls it between two steps; there is nothing else that could be ill."""
 
-    @property
-    def num_requests(self) -> int:
-        """Images under way."""
-        return len(self._requests)
-
     def counts(self) -> dict[str, int]:
         """For `collective_rpc`: images under way, calls of the denoiser, and passes in which they were
         computed."""
         pipeline = self._pipeline
-        return {
-            "requests": self.num_requests,
-            "calls": pipeline.num_calls,
-            "passes": pipeline.num_passes,
-        }
+        return {"requests": len(self._requests), "calls": pipeline.num_calls, "passes": pipeline.num_passes}
 
     # -- there is no KV cache
 
