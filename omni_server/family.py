@@ -21,18 +21,9 @@ from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_fa
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError
+from omni_server.images import ImageFeatures, ImageOutput, ImageSize
 from omni_server.protocol.rows import SourceSpan as SourceSpan
-from omni_server.types import (
-    SAMPLE_RATE_HZ,
-    ChatMessage,
-    FunctionTool,
-    ImageFeatures,
-    ImageOutput,
-    ImageSize,
-    Output,
-    Task,
-    VideoPart,
-)
+from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, Task, VideoPart
 
 logger = logging.getLogger(__name__)
 

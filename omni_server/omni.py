@@ -18,6 +18,7 @@ from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError, OmniError, StageDownError, first_leaf
 from omni_server.family import FamilyModel, load_family, open_model
 from omni_server.generation import Generation
+from omni_server.images import ImageFeatures, ImageOutput
 from omni_server.metrics.stage_metrics import QueueLevel, StageLevel, pipeline_text
 from omni_server.model_folder import config_file, read_about
 from omni_server.protocol.corruption import CORRUPTION_KINDS
@@ -25,8 +26,6 @@ from omni_server.types import (
     AboutModel,
     ChatMessage,
     ContentPart,
-    ImageFeatures,
-    ImageOutput,
     ImagePart,
     MediaKind,
     ModelInfo,

@@ -12,13 +12,12 @@ from typing import Literal, Protocol
 from starlette.types import Scope
 
 from omni_server.errors import OmniError, StageError
+from omni_server.images import ImageDone, ImageProgress
 from omni_server.types import (
     SAMPLE_RATE_HZ,
     AudioDelta,
     AudioPart,
     Finished,
-    ImageDone,
-    ImageProgress,
     ModelInfo,
     OmniEvent,
     OmniRequest,

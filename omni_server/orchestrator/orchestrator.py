@@ -27,6 +27,7 @@ from omni_server.errors import (
     StageDownError,
 )
 from omni_server.family import CodecLayout, EmbeddingsPrompt, FamilyModel
+from omni_server.images import ImageOutput
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.image_requests import ImageRequests
 from omni_server.orchestrator.request_graph import ArTask, AudioTask, ImageTask, RequestGraph, TextOutput
@@ -39,7 +40,6 @@ from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.rows import RowsInput, RowsOutput
 from omni_server.types import (
     ChatMessage,
-    ImageOutput,
     OmniRequest,
     Output,
     PromptTokens,

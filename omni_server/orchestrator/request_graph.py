@@ -21,6 +21,7 @@ from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.sampling import StageSampling
 from omni_server.errors import CorruptDataError, OmniError
 from omni_server.family import CodecLayout, DiffusionPrompt
+from omni_server.images import ImageDone, ImageProgress, ImageSize, PartialImage
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
 from omni_server.orchestrator.request_timeline import RequestTimeline
@@ -35,11 +36,7 @@ from omni_server.types import (
     AudioDelta,
     CodecDelta,
     FinishReason,
-    ImageDone,
-    ImageProgress,
-    ImageSize,
     OmniEvent,
-    PartialImage,
     PromptTokens,
     TextDelta,
     TextDone,

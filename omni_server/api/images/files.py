@@ -10,7 +10,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from omni_server.api.images.schemas import ImageFields, ImageFormat
-from omni_server.types import ImageOutput, ImageSize
+from omni_server.images import ImageOutput, ImageSize
 
 TEXT_CHUNK = "parameters"
 """Keyword of a PNG's text chunk with the request, as JSON."""

@@ -19,7 +19,8 @@ from omni_server.api.state import ObservedGenerator
 from omni_server.api.validation import unsupported
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generation
-from omni_server.types import ChatMessage, ImageOutput, ImagePart, ImageSize, ModelInfo, OmniRequest, TextPart
+from omni_server.images import ImageOutput, ImageSize
+from omni_server.types import ChatMessage, ImagePart, ModelInfo, OmniRequest, TextPart
 
 PARAMETERS: Mapping[str, str] = {
     "negative_prompt": "negative_prompt",

@@ -47,18 +47,10 @@ from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, named_fra
 from omni_server.api.validation import read_json, unsupported, validate
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generation
+from omni_server.images import ImageDone, ImageOutput, ImageProgress, ImageSize, PartialImage
 from omni_server.media.source import MediaSource
 from omni_server.protocol.images import num_image_tokens
-from omni_server.types import (
-    Finished,
-    ImageDone,
-    ImageOutput,
-    ImagePart,
-    ImageProgress,
-    ImageSize,
-    PartialImage,
-    PromptTokens,
-)
+from omni_server.types import Finished, ImagePart, PromptTokens
 
 _EXAMPLES: dict[str, dict[str, object]] = {
     "image": {"prompt": "A lighthouse at dusk", "seed": 1},

@@ -8,22 +8,24 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_server.errors import OmniError, StageDownError
-from omni_server.types import (
-    AudioDelta,
-    ChatMessage,
-    CodecDelta,
-    Finished,
-    FinishReason,
+from omni_server.images import (
     FreeSizes,
     ImageDone,
     ImageFeatures,
     ImageOutput,
     ImageProgress,
     ImageSize,
+    PartialImage,
+)
+from omni_server.types import (
+    AudioDelta,
+    ChatMessage,
+    CodecDelta,
+    Finished,
+    FinishReason,
     ModelInfo,
     OmniEvent,
     OmniRequest,
-    PartialImage,
     PromptTokens,
     Task,
     TextDelta,

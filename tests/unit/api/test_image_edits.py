@@ -20,8 +20,9 @@ from omni_server.api.images.edit_form import MAX_IMAGE_BYTES, MAX_INPUT_IMAGES
 from omni_server.api.images.router import MOST_KEPT
 from omni_server.api.state import ServerState
 from omni_server.errors import InvalidRequestError
+from omni_server.images import ImageOutput, ImageSize
 from omni_server.media.limits import MediaLimits
-from omni_server.types import ImageOutput, ImagePart, ImageSize, TextPart
+from omni_server.types import ImagePart, TextPart
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import app_of, error_of, http_client, openai_client
 from tests.unit.api.fake_generator import (

@@ -10,7 +10,8 @@ from PIL import Image
 
 from omni_server.api.config import ApiConfig
 from omni_server.api.images.files import TEXT_CHUNK
-from omni_server.types import ImageOutput, ImageSize, ModelInfo
+from omni_server.images import ImageOutput, ImageSize
+from omni_server.types import ModelInfo
 from tests.unit.api.clients import app_of, error_of, http_client
 from tests.unit.api.fake_generator import EDITING_MODEL, IMAGE_MODEL, MODEL, FakeGenerator
 from tests.unit.api.fake_generator import PROMPT as PROMPT_TOKENS

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from omni_server.cli.serve import curl_example, ready_message
-from omni_server.types import AboutModel, ImageFeatures, ImageSize, ModelInfo
+from omni_server.images import ImageFeatures, ImageSize
+from omni_server.types import AboutModel, ModelInfo
 from tests.unit.bench.frames import spoken
 from tests.unit.bench.scripted_server import Reply, ScriptedServer
 

@@ -35,6 +35,7 @@ from omni_server.family import (
     SourceSpan,
     TextRows,
 )
+from omni_server.images import ImageFeatures, ImageOutput, ImageSize
 from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.protocol.rows import (
     REQUEST_KEY,
@@ -49,9 +50,6 @@ from omni_server.types import (
     AudioPart,
     ChatMessage,
     FunctionTool,
-    ImageFeatures,
-    ImageOutput,
-    ImageSize,
     OmniRequest,
     Output,
     ReadAloud,
