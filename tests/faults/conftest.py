@@ -228,13 +228,9 @@ def qwen3_patient(
 ) -> Iterator[SupervisedServer]:
     """As patient as `patient`, and without its full disks."""
     folder = tmp_path_factory.mktemp("patient")
-    process = SupervisedServer(qwen3_checkpoint, folder / "log.txt", *patient_flags(folder, QWEN3_OMNI))
-    try:
+    flags = patient_flags(folder, QWEN3_OMNI)
+    with SupervisedServer(qwen3_checkpoint, folder / "log.txt", *flags) as process:
         yield process
-    finally:
-        exit_code = process.terminate()
-    assert exit_code == 0, process.log
-    process.wait_until_nothing_is_left()
 
 
 PATIENTS = {QWEN2_5_OMNI.name: "patient", QWEN3_OMNI.name: "qwen3_patient"}

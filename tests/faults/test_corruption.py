@@ -61,13 +61,8 @@ def server(
     path = folder / "stages.yaml"
     path.write_text(yaml.safe_dump(config))
     checkpoint = request.getfixturevalue(CHECKPOINTS[family.name])
-    process = SupervisedServer(checkpoint, folder / "log.txt", "--stage-config", str(path))
-    try:
+    with SupervisedServer(checkpoint, folder / "log.txt", "--stage-config", str(path)) as process:
         yield process
-    finally:
-        exit_code = process.terminate()
-    assert exit_code == 0, process.log
-    process.wait_until_nothing_is_left()
 
 
 @pytest.fixture(scope="module")

@@ -41,13 +41,9 @@ def loaded(
     config = write_config(folder / "stages.yaml", failing=False, num_clients=MAX_QUEUE, family=family)
     checkpoint = request.getfixturevalue(CHECKPOINTS[family.name])
     flags = ["--max-queue", str(MAX_QUEUE), "--request-timeout", str(DEADLINE_S)]
-    server = SupervisedServer(checkpoint, folder / "log.txt", "--stage-config", str(config), *flags)
-    try:
+    flags += ["--stage-config", str(config)]
+    with SupervisedServer(checkpoint, folder / "log.txt", *flags) as server:
         yield Loaded(server, *asyncio.run(warm_up(server, mixed_asks(NUM_QUESTIONS), CONCURRENCY)))
-    finally:
-        exit_code = server.terminate()
-    assert exit_code == 0, server.log
-    server.wait_until_nothing_is_left()
 
 
 @for_each_family

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import Self
 
 import httpx2
 
@@ -28,7 +29,8 @@ _SET_BY_TEST_RUNS = ("OMP_NUM_THREADS", "HF_HUB_OFFLINE")
 
 
 class ServerProcess:
-    """Started by the constructor, which returns when `/ready` is 200."""
+    """Started by the constructor, which returns when `/ready` is 200. A `with` block ends with SIGTERM, which must
+    end it cleanly."""
 
     def __init__(
         self,
@@ -76,6 +78,15 @@ class ServerProcess:
             return subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=errors
             )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        exit_code = self.terminate()
+        if kind is None:
+            assert exit_code == 0, self.log
+            self.wait_until_nothing_is_left()
 
     @property
     def log(self) -> str:

@@ -28,29 +28,19 @@ STEPS = {"num_inference_steps": 8}
 GENERATIONS = "/v1/images/generations"
 
 
-def until_the_end(server: ServerProcess) -> Iterator[ServerProcess]:
-    try:
-        yield server
-    finally:
-        code = server.terminate()
-    assert code == 0, server.log
-    server.wait_until_nothing_is_left()
-
-
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The demo, as users start it."""
     folder = tmp_path_factory.mktemp("demo")
-    yield from until_the_end(
-        ServerProcess(
-            None,
-            folder / "log.txt",
-            *("--demo", "images", "--cpu"),
-            has_queue=False,
-            stage_config=None,
-            environment={"XDG_CACHE_HOME": str(folder)},
-        )
-    )
+    with ServerProcess(
+        None,
+        folder / "log.txt",
+        *("--demo", "images", "--cpu"),
+        has_queue=False,
+        stage_config=None,
+        environment={"XDG_CACHE_HOME": str(folder)},
+    ) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +53,9 @@ def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     index.write_text(
         json.dumps(json.loads(index.read_text()) | {"_class_name": "StableDiffusion3Img2ImgPipeline"})
     )
-    yield from until_the_end(
-        ServerProcess(checkpoint, folder / "log.txt", has_queue=False, stage_config="diffusers.demo-cpu")
-    )
+    log, config = folder / "log.txt", "diffusers.demo-cpu"
+    with ServerProcess(checkpoint, log, has_queue=False, stage_config=config) as server:
+        yield server
 
 
 @contextmanager

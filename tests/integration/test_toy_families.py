@@ -41,20 +41,13 @@ def served(
     for stage in stages.values():
         stage |= {"engine_args": CPU_ARGS, "dtype": "float32"}
     config.write_text(yaml.safe_dump(document | {"stages": stages}))
-    server = ServerProcess(
-        checkpoint,
-        folder / "log.txt",
-        "--stage-config",
-        str(config),
-        has_queue=family in ("branched", "spelled"),
-    )
-    try:
-        with server.client() as client:
-            yield client, server
-    finally:
-        code = server.terminate()
-    assert code == 0, server.log
-    server.wait_until_nothing_is_left()
+    has_queue = family in ("branched", "spelled")
+    flags = ("--stage-config", str(config))
+    with (
+        ServerProcess(checkpoint, folder / "log.txt", *flags, has_queue=has_queue) as server,
+        server.client() as client,
+    ):
+        yield client, server
 
 
 def greedy_ids(checkpoint: Path, prompt: str, num_tokens: int, *, first: int = 0) -> list[int]:
