@@ -55,7 +55,7 @@ class SteppedPipeline:
             arguments = dict(zip(names, args, strict=False)) | kwargs
             sample = arguments[names[0]]
             if run.clean_latents is not None:
-                return _nothing(sample, arguments)
+                return _zero_prediction(sample, arguments)
             return run.denoise(
                 DenoiserCall(forward, arguments, len(sample), run.shared_values, run.cache_context)
             )
@@ -124,8 +124,8 @@ class SteppedPipeline:
             cache.forget(run)
 
 
-def _nothing(sample: torch.Tensor, arguments: Mapping[str, Any]) -> Any:
-    """A prediction of zeros, as denoisers return it."""
+def _zero_prediction(sample: torch.Tensor, arguments: Mapping[str, Any]) -> Any:
+    """As denoisers return it."""
     if arguments.get("return_dict", True):
         return Transformer2DModelOutput(sample=torch.zeros_like(sample))
     return (torch.zeros_like(sample),)

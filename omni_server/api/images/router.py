@@ -57,8 +57,8 @@ _EXAMPLES: dict[str, dict[str, object]] = {
     "events": {"prompt": "A lighthouse at dusk", "stream": True},
 }
 
-MOST_KEPT = 4
-"""Requests for edits of maximum size that fit in memory, or a larger number of smaller ones."""
+LARGEST_EDITS_IN_MEMORY = 4
+"""Or a larger number of smaller ones; "largest" is `--max-image-pixels`."""
 
 EventKind = Literal["image_generation", "image_edit"]
 
@@ -71,7 +71,9 @@ class ImageService:
         self._keep_alive_s = config.sse_keep_alive_s
         self._max_input_pixels = config.media_limits.max_image_pixels
         self._room = MediaRoom(
-            "images", MOST_KEPT * config.media_limits.max_image_pixels, config.media_queue_timeout_s
+            "images",
+            LARGEST_EDITS_IN_MEMORY * config.media_limits.max_image_pixels,
+            config.media_queue_timeout_s,
         )
         self._media = MediaLoader(MediaSource((), config.media_limits), config.media_limits, config)
 
