@@ -7,6 +7,7 @@ model folder or the machine is refused here, with a message that says what to ch
 import re
 from collections import defaultdict
 from collections.abc import Collection
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, SerializeAsAny, model_validator
@@ -122,8 +123,7 @@ class StageConfig(FrozenModel):
     @property
     def pipeline(self) -> Pipeline:
         """The family's pipeline, reduced to the stages that are deployed."""
-        whole = find_family(self.model_family).pipeline
-        return whole.part({stage.model_stage for stage in self.stages.values()})
+        return _deployed(self.model_family, frozenset(stage.model_stage for stage in self.stages.values()))
 
     @model_validator(mode="after")
     def _check_graph(self) -> "StageConfig":
@@ -326,6 +326,11 @@ class StageConfig(FrozenModel):
     def carries_state(self) -> bool:
         """The decoder of codec tokens keeps state between the windows of an utterance."""
         return any(edge.chunks is not None and edge.chunks.carries_state for edge in self.edges)
+
+
+@cache  # each request asks for it
+def _deployed(family: str, stages: frozenset[str]) -> Pipeline:
+    return find_family(family).pipeline.part(stages)
 
 
 def _completed(document: dict[str, Any], family: str, pipeline: Pipeline) -> dict[str, Any]:
