@@ -22,6 +22,7 @@ from omni_server.images import ImageFeatures, ImageOutput
 from omni_server.metrics.stage_metrics import QueueLevel, StageLevel, pipeline_text
 from omni_server.model_folder import config_file, read_about
 from omni_server.protocol.corruption import CORRUPTION_KINDS
+from omni_server.protocol.replica_control import Replica
 from omni_server.types import (
     AboutModel,
     ChatMessage,
@@ -182,19 +183,35 @@ class AsyncOmni:
         """Process ids of the engines that are up."""
         return self._engines.pids()
 
-    def num_requests(self) -> dict[str, int]:
-        """Requests that are bound to each engine."""
-        return {handle.name: handle.num_requests for handle in self._engines.handles()}
+    @property
+    def folder(self) -> Path:
+        """A folder of this server that no other user can enter, for sockets."""
+        assert self._engines.temp is not None
+        return self._engines.temp.path
 
-    async def replace(self, replica: str, timeout_s: float | None = None) -> None:
+    def replicas(self) -> tuple[Replica, ...]:
+        """The state of all replicas of all stages."""
+        restarts = self._supervisor.num_restarts
+        return tuple(
+            Replica(
+                handle.name,
+                handle.pid,
+                handle.num_requests,
+                restarts[handle.name],
+                "down" if handle.is_dead else "draining" if handle.is_draining else "up",
+            )
+            for handle in self._engines.handles()
+        )
+
+    async def replace(self, replica: str, timeout_s: float | None = None) -> int:
         """Replaces the engine of a replica, such as `talker/1`, by a new one, without an error for any
         request. Waits for the requests that it has, for `timeout_s` at most; by default, as long as a request
-        may take.
+        may take. Returns the process id of the new engine.
 
         Raises `ReplacementError`.
         """
         limit_s = self._config.request_timeout_s if timeout_s is None else timeout_s
-        await self._supervisor.replace(replica, limit_s, self._warm_up_engine)
+        return await self._supervisor.replace(replica, limit_s, self._warm_up_engine)
 
     async def stop(self) -> None:
         """Release running requests, stop engines, remove queues."""

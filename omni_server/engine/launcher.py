@@ -144,7 +144,7 @@ def _add_stages(engines: Engines, config: StageConfig, builder: "EngineBuilder")
             ar = [
                 ArHandle(
                     replica,
-                    partial(builder.build_ar, name, number, stage),
+                    partial(builder.build_ar, name, stage, number=number),
                     output_ledger=written[number] if written else None,
                     input_ledgers=read,
                 )
@@ -153,7 +153,7 @@ def _add_stages(engines: Engines, config: StageConfig, builder: "EngineBuilder")
             engines.ar[name] = Stage(name, ar)
         else:
             diffusion = [
-                DiffusionHandle(replica, partial(builder.build_diffusion, name, number, stage))
+                DiffusionHandle(replica, partial(builder.build_diffusion, name, stage, number=number))
                 for number, replica in enumerate(replicas)
             ]
             engines.diffusion[name] = Stage(name, diffusion)
@@ -224,7 +224,7 @@ class EngineBuilder:
         self._variables = dict(os.environ)
 
     async def build_ar(
-        self, name: str, number: int, stage: ArStage, progress: StartProgress
+        self, name: str, stage: ArStage, progress: StartProgress, number: int = 0
     ) -> BuiltEngine[StageAsyncLLM]:
         """Builds the engine of the stage's replica with this number. Raises `ConfigError`."""
         replica = replica_names(name, stage.replicas)[number]
@@ -256,7 +256,7 @@ class EngineBuilder:
         return await self._build(replica, stage, StageAsyncLLM, arguments, progress)
 
     async def build_diffusion(
-        self, name: str, number: int, stage: DiffusionStage, progress: StartProgress
+        self, name: str, stage: DiffusionStage, progress: StartProgress, number: int = 0
     ) -> BuiltEngine[EventAsyncLLM]:
         """Builds the engine of the stage's replica with this number. Raises `ConfigError`."""
         replica = replica_names(name, stage.replicas)[number]

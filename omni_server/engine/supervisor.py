@@ -16,7 +16,7 @@ from omni_server.engine.async_engine import silence_death_reports
 from omni_server.engine.cancellation import cancelled
 from omni_server.engine.engine_handle import EngineHandle, Stage
 from omni_server.engine.start_progress import StartProgress
-from omni_server.errors import ConfigError, OmniError
+from omni_server.errors import ConfigError, OmniError, ReplacementError
 
 logger = logging.getLogger(__name__)
 
@@ -78,10 +78,11 @@ class Supervisor:
         a dead engine. Harmless if not started."""
         await cancelled(*self._watches.values())
 
-    async def replace(self, name: str, timeout_s: float, warm_up: WarmUp) -> None:
+    async def replace(self, name: str, timeout_s: float, warm_up: WarmUp) -> int:
         """Replaces the engine with this name by a new one, without an error for any request: new requests go
         to other replicas, and those of the engine may finish. `warm_up` sends requests through the new engine
-        before it gets others. An engine that is not started again any more is started, too.
+        before it gets others. An engine that is not started again any more is started, too. Returns the
+        process id of the new engine.
 
         Raises `ReplacementError`; unless the message says otherwise, the engine serves on.
         """
@@ -96,7 +97,7 @@ class Supervisor:
         handle.is_draining = True
         try:
             await _drained(handle, timeout_s)
-            await self._exchange(handle, warm_up)
+            return await self._exchange(handle, warm_up)
         finally:
             handle.is_draining = False
 
@@ -108,7 +109,7 @@ class Supervisor:
         names = ", ".join(handle.name for handle in self._handles())
         raise ReplacementError(f"there is no replica '{name}'; replicas are {names}")
 
-    async def _exchange(self, handle: EngineHandle[Any], warm_up: WarmUp) -> None:
+    async def _exchange(self, handle: EngineHandle[Any], warm_up: WarmUp) -> int:
         """Ends the engine, which has no request, and starts another one."""
         name, began = handle.name, time.monotonic()
         await cancelled(self._watches[name])
@@ -128,8 +129,9 @@ class Supervisor:
             ) from error
         finally:
             self._watch(handle)
-        took_s = time.monotonic() - began
-        logger.info("stage '%s' was replaced, in %.1f s, by process %d", name, took_s, handle.pid)
+        pid, took_s = handle.processes.core_pid, time.monotonic() - began
+        logger.info("stage '%s' was replaced, in %.1f s, by process %d", name, took_s, pid)
+        return pid
 
     async def _supervise(self, handle: EngineHandle[Any]) -> None:
         name = handle.name
@@ -176,10 +178,6 @@ async def _drained(handle: EngineHandle[Any], timeout_s: float) -> None:
                 "replaced: it gets new requests again"
             )
         await asyncio.sleep(POLL_S)
-
-
-class ReplacementError(Exception):
-    """An engine was not replaced; the message says why, and what it does now."""
 
 
 class CrashLoopError(Exception):

@@ -15,7 +15,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from omni_server.config.stage_config import SupervisionConfig
 from omni_server.engine import engine_handle, supervisor
 from omni_server.engine.construction import BuiltEngine
-from omni_server.engine.engine_handle import EngineHandle
+from omni_server.engine.engine_handle import EngineHandle, Stage
 from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.start_progress import StartProgress
 from omni_server.engine.supervisor import CrashLoopError, Restarts, Supervisor, until_down
@@ -109,7 +109,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def supervised(world: World, **policy: Any) -> Supervisor:
-    one = Supervisor([world.handle], SupervisionConfig(**({"max_backoff_s": 0} | policy)))
+    one = Supervisor([Stage("talker", [world.handle])], SupervisionConfig(**({"max_backoff_s": 0} | policy)))
     one.start()
     return one
 
@@ -264,19 +264,17 @@ HANG_S = 0.3
 
 
 class FakeStage:
-    """A handle and its processes in one."""
+    """Stands for a handle."""
+
+    why_dead = "gone"
 
     def __init__(self) -> None:
-        self.processes = self
         self.is_dead = False
         self.answers = asyncio.Event()
         self.answers.set()
         self.error: Exception | None = None
         self.num_calls = 0
         self.num_waiting = 0
-
-    def why_ended(self) -> str:
-        return "gone"
 
     async def check_health(self) -> None:
         self.num_calls += 1
