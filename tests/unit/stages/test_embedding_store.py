@@ -210,7 +210,7 @@ def test_a_stale_reference_is_refused(queue: SlabQueue) -> None:
 
 def test_a_reference_without_a_queue_is_refused(queue: SlabQueue) -> None:
     message = RowsFeed(in_shared_memory(queue, numbered(0, 3)))
-    with pytest.raises(ValueError, match="no input queue"):
+    with pytest.raises(ValueError, match="queue 0, which this stage does not have"):
         Received().add(message)
 
 

@@ -83,6 +83,18 @@ def test_blocks_that_a_dead_consumer_was_given_are_ended_also_where_some_ranks_h
     assert edge.server.num_in_use() == 0
 
 
+def test_blocks_of_other_replicas_of_the_consumer_stay(edge: Edge) -> None:
+    dead, living = edge.step(2)
+    for number, block in enumerate((dead, living)):
+        edge.ledger.received(block)
+        edge.ledger.sent(block, number)
+    assert edge.ledger.consumer_died(0) == 1
+    assert not edge.server.is_open(dead)
+    assert edge.server.is_open(living)
+    edge.read(living)
+    assert edge.server.num_in_use() == 0
+
+
 def test_slot_that_is_used_again_is_not_ended_for_its_earlier_use(edge: Edge) -> None:
     for _ in range(CAPACITY):
         (block,) = edge.step(1)
