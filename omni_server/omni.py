@@ -103,7 +103,9 @@ class AsyncOmni:
             model_dir, config, family, model, load_format=load_format, on_progress=on_progress
         )
         try:
-            supervisor = Supervisor(engines.stages(), config.supervision)
+            supervisor = Supervisor(
+                engines.stages(), config.supervision, lambda handle: omni._warm_up_engine(handle)
+            )
             orchestrator = Orchestrator(
                 model,
                 config,
@@ -211,7 +213,7 @@ class AsyncOmni:
         Raises `ReplacementError`.
         """
         limit_s = self._config.request_timeout_s if timeout_s is None else timeout_s
-        return await self._supervisor.replace(replica, limit_s, self._warm_up_engine)
+        return await self._supervisor.replace(replica, limit_s)
 
     async def stop(self) -> None:
         """Release running requests, stop engines, remove queues."""

@@ -16,12 +16,12 @@ from omni_server.engine.async_engine import silence_death_reports
 from omni_server.engine.cancellation import cancelled
 from omni_server.engine.engine_handle import EngineHandle, Stage
 from omni_server.engine.start_progress import StartProgress
-from omni_server.errors import ConfigError, OmniError, ReplacementError
+from omni_server.errors import ConfigError, OmniError, ReplacementError, StageDeadError, StageDownError
 
 logger = logging.getLogger(__name__)
 
 WarmUp = Callable[[EngineHandle[Any]], Awaitable[None]]
-"""Raises `OmniError`."""
+"""Sends requests through an engine. Raises `OmniError`."""
 
 FIRST_BACKOFF_S = 0.5
 """Delay before the second restart; the first one is immediate."""
@@ -38,9 +38,12 @@ have been stopped."""
 class Supervisor:
     """Watches every engine from `start` to `stop`. Belongs to one event loop."""
 
-    def __init__(self, stages: Iterable[Stage[EngineHandle[Any]]], policy: SupervisionConfig) -> None:
+    def __init__(
+        self, stages: Iterable[Stage[EngineHandle[Any]]], policy: SupervisionConfig, warm_up: WarmUp
+    ) -> None:
         self._stages = tuple(stages)
         self._policy = policy
+        self._warm_up = warm_up
         self._restarts = {handle.name: Restarts(handle.name, policy) for handle in self._handles()}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._given_up: set[str] = set()
@@ -78,17 +81,15 @@ class Supervisor:
         a dead engine. Harmless if not started."""
         await cancelled(*self._watches.values())
 
-    async def replace(self, name: str, timeout_s: float, warm_up: WarmUp) -> int:
+    async def replace(self, name: str, timeout_s: float) -> int:
         """Replaces the engine with this name by a new one, without an error for any request: new requests go
-        to other replicas, and those of the engine may finish. `warm_up` sends requests through the new engine
-        before it gets others. An engine that is not started again any more is started, too. Returns the
-        process id of the new engine.
+        to other replicas, and those of the engine may finish. An engine that is not started again any more is
+        started, too. Returns the process id of the new engine.
 
         Raises `ReplacementError`; unless the message says otherwise, the engine serves on.
         """
         stage, handle = self._find(name)
-        others = [other for other in stage.handles if other is not handle]
-        if not any(not other.is_dead and not other.is_draining for other in others):
+        if not self._has_others(stage, handle):
             raise ReplacementError(
                 f"stage '{stage.name}' has no other replica that is up, which could take over its requests"
             )
@@ -97,9 +98,15 @@ class Supervisor:
         handle.is_draining = True
         try:
             await _drained(handle, timeout_s)
-            return await self._exchange(handle, warm_up)
+            return await self._exchange(handle)
         finally:
             handle.is_draining = False
+
+    @staticmethod
+    def _has_others(stage: Stage[EngineHandle[Any]], handle: EngineHandle[Any]) -> bool:
+        """Whether another engine of the stage takes requests."""
+        others = (other for other in stage.handles if other is not handle)
+        return any(not other.is_dead and not other.is_draining for other in others)
 
     def _find(self, name: str) -> tuple[Stage[EngineHandle[Any]], EngineHandle[Any]]:
         for stage in self._stages:
@@ -109,7 +116,7 @@ class Supervisor:
         names = ", ".join(handle.name for handle in self._handles())
         raise ReplacementError(f"there is no replica '{name}'; replicas are {names}")
 
-    async def _exchange(self, handle: EngineHandle[Any], warm_up: WarmUp) -> int:
+    async def _exchange(self, handle: EngineHandle[Any]) -> int:
         """Ends the engine, which has no request, and starts another one."""
         name, began = handle.name, time.monotonic()
         await cancelled(self._watches[name])
@@ -120,7 +127,7 @@ class Supervisor:
                 await handle.start(progress)
             self._given_up.discard(name)
             self._restarts[name].recent.clear()
-            await warm_up(handle)
+            await self._warm(handle)
         except (ConfigError, OmniError) as error:
             # Whether it did not start or did not answer: the next attempts are those of a restart.
             await handle.kill(str(error))
@@ -156,16 +163,33 @@ class Supervisor:
             self._given_up.add(name)
 
     async def _restart(self, handle: EngineHandle[Any]) -> None:
-        """Retries until an engine is up. Raises `CrashLoopError`."""
+        """Retries until an engine is up. While other replicas serve, it is warmed up before it gets requests.
+        Raises `CrashLoopError`."""
+        stage, _ = self._find(handle.name)
         restarts = self._restarts[handle.name]
         while True:
             await asyncio.sleep(restarts.next_delay_s())
+            is_draining, handle.is_draining = handle.is_draining, True
             try:
                 with StartProgress(functools.partial(logger.debug, "restart: %s")) as progress:
                     await handle.start(progress)
+                if self._has_others(stage, handle):
+                    await self._warm(handle)
                 return
-            except ConfigError as error:
+            except (ConfigError, OmniError) as error:
                 logger.error("a restart has failed: %s", error)
+                await handle.kill(str(error))
+            finally:
+                handle.is_draining = is_draining  # it may be waiting for its replacement
+
+    async def _warm(self, handle: EngineHandle[Any]) -> None:
+        """Sends requests through the engine. Raises `OmniError` if it fails."""
+        try:
+            await self._warm_up(handle)
+        except (StageDeadError, StageDownError) as error:
+            if error.stage == handle.name:
+                raise
+            logger.warning("stage '%s' was not warmed up: %s", handle.name, error)
 
 
 async def _drained(handle: EngineHandle[Any], timeout_s: float) -> None:

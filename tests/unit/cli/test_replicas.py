@@ -20,7 +20,7 @@ from omni_server.replica_socket import ReplicaSocket
 class Server:
     """Stands for `AsyncOmni`."""
 
-    class model_info:  # noqa: N801
+    class model_info:
         name = "demo"
 
     def __init__(self, folder: Path) -> None:

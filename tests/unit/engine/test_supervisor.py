@@ -19,7 +19,7 @@ from omni_server.engine.engine_handle import EngineHandle, Stage
 from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.start_progress import StartProgress
 from omni_server.engine.supervisor import CrashLoopError, Restarts, Supervisor, until_down
-from omni_server.errors import ConfigError, CorruptDataError, ReplacementError, StageDeadError
+from omni_server.errors import ConfigError, CorruptDataError, ReplacementError, StageDeadError, StageDownError
 
 
 class Handle(EngineHandle[AsyncLLM]):
@@ -113,9 +113,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def supervised(world: World, **policy: Any) -> Supervisor:
-    one = Supervisor([Stage("talker", [world.handle])], SupervisionConfig(**({"max_backoff_s": 0} | policy)))
+    stages = [Stage("talker", [world.handle])]
+    one = Supervisor(stages, SupervisionConfig(**({"max_backoff_s": 0} | policy)), _no_warm_up)
     one.start()
     return one
+
+
+async def _no_warm_up(handle: EngineHandle[Any]) -> None:
+    raise AssertionError("no other replica would serve meanwhile")
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -234,17 +239,19 @@ class Pair:
         self.warmed: list[str] = []
         self.warm_up_error: Exception | None = None
         stage: Stage[EngineHandle[Any]] = Stage("talker", (self.first.handle, self.second.handle))
-        self.supervisor = Supervisor([stage], SupervisionConfig(**({"max_backoff_s": 0} | policy)))
+        supervision = SupervisionConfig(**({"max_backoff_s": 0} | policy))
+        self.supervisor = Supervisor([stage], supervision, self._warm_up)
         self.supervisor.start()
 
     async def replace(self, name: str = "talker/1", timeout_s: float = 5.0) -> int:
-        return await self.supervisor.replace(name, timeout_s, self._warm_up)
+        return await self.supervisor.replace(name, timeout_s)
 
     async def _warm_up(self, handle: EngineHandle[Any]) -> None:
         assert handle.is_draining, "nobody else is to use it"
         self.warmed.append(handle.name)
         if self.warm_up_error is not None:
-            raise self.warm_up_error
+            error, self.warm_up_error = self.warm_up_error, None
+            raise error
 
 
 @pytest.fixture
@@ -276,6 +283,21 @@ async def test_a_new_engine_is_watched_like_the_old_one(pair: Pair) -> None:
     pair.second.events.clear()
     pair.second.die()
     await until(lambda: "built" in pair.second.events)
+    assert pair.supervisor.num_restarts["talker/1"] == 1
+
+
+async def test_a_replica_that_died_is_warmed_up_while_another_one_serves(pair: Pair) -> None:
+    pair.second.die()
+    await until(lambda: pair.warmed == ["talker/1"])
+    await until(lambda: not pair.second.handle.is_draining)
+
+
+async def test_a_replica_is_not_warmed_up_through_a_stage_that_is_down(pair: Pair) -> None:
+    pair.warm_up_error = StageDownError("thinker")
+    pair.second.die()
+    await until(lambda: pair.warmed == ["talker/1"])
+    await until(lambda: not pair.second.handle.is_draining)
+    assert not pair.second.handle.is_dead
     assert pair.supervisor.num_restarts["talker/1"] == 1
 
 
