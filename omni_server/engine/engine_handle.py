@@ -23,6 +23,7 @@ from omni_server.replica_name import split_replica_name
 logger = logging.getLogger(__name__)
 
 EngineT = TypeVar("EngineT", bound=AsyncLLM)
+HandleT = TypeVar("HandleT", bound="EngineHandle[Any]")
 HandleT_co = TypeVar("HandleT_co", bound="EngineHandle[Any]", covariant=True)
 
 BuildEngine = Callable[[StartProgress], Awaitable[BuiltEngine[EngineT]]]
@@ -48,19 +49,21 @@ class Stage(Generic[HandleT_co]):
         """Whether no engine can accept a request."""
         return all(handle.is_dead for handle in self.handles)
 
-    def choose(self) -> HandleT_co:
-        """Binds a new request to an engine: of those that are up, the one with the fewest requests; equal ones
-        in rotation. An engine that is being replaced is chosen only if no other one is up. While the stage
-        is down, returns one whose calls raise `StageDeadError`.
+    def choose(self, wanted: "EngineHandle[Any] | None" = None) -> HandleT_co:
+        """Binds a new request to an engine: to `wanted` if it belongs to the stage, otherwise, of those that
+        are up, to the one with the fewest requests; equal ones take turns. An engine that is being replaced
+        is chosen only if no other one is up. While the stage is down, returns one whose calls raise
+        `StageDeadError`.
 
         The caller must call `EngineHandle.leave` when the request no longer needs the engine.
         """
         in_turn = self.handles[self._next :] + self.handles[: self._next]
         up = [handle for handle in in_turn if not handle.is_dead]
         routed = [handle for handle in up if not handle.is_draining]
-        chosen = min(routed or up or in_turn, key=lambda handle: handle.num_requests)
+        asked = [handle for handle in self.handles if handle is wanted]
+        chosen = min(asked or routed or up or in_turn, key=lambda handle: handle.num_requests)
         self._next = (self.handles.index(chosen) + 1) % len(self.handles)
-        chosen.join()
+        chosen.num_requests += 1
         return chosen
 
     @property
@@ -92,12 +95,8 @@ class EngineHandle(Generic[EngineT]):
         self._build = build
         self._built: BuiltEngine[EngineT] | None = None
 
-    def join(self) -> None:
-        """Binds a request."""
-        self.num_requests += 1
-
     def leave(self) -> None:
-        """Ends the binding of a request."""
+        """Ends the binding of a request by `Stage.choose`."""
         self.num_requests -= 1
 
     async def start(self, progress: StartProgress) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from omni_server.config.stage_config import SupervisionConfig
 from omni_server.engine.async_engine import silence_death_reports
-from omni_server.engine.cancellation import cancelled
+from omni_server.engine.cancellation import cancelled, uninterrupted
 from omni_server.engine.engine_handle import EngineHandle, Stage
 from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError, OmniError, ReplacementError, StageDeadError, StageDownError
@@ -122,7 +122,7 @@ class Supervisor:
         await cancelled(self._watches[name])
         try:
             logger.info("stage '%s' is replaced", name)
-            await handle.shutdown()
+            await uninterrupted(handle.shutdown())
             with StartProgress(functools.partial(logger.debug, "replacement: %s")) as progress:
                 await handle.start(progress)
             self._given_up.discard(name)

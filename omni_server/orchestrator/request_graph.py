@@ -17,7 +17,7 @@ from omni_server.audio.filters import Resampler
 from omni_server.edge import CodecEdge
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
-from omni_server.engine.engine_handle import EngineHandle, Stage
+from omni_server.engine.engine_handle import EngineHandle, HandleT, Stage
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.sampling import StageSampling
 from omni_server.errors import CorruptDataError, OmniError
@@ -58,7 +58,6 @@ class GraphTask(Protocol):
 
 
 TaskT = TypeVar("TaskT", bound=GraphTask)
-HandleT = TypeVar("HandleT", bound=EngineHandle[Any])
 
 
 class RequestGraph:
@@ -85,11 +84,7 @@ class RequestGraph:
 
     def choose(self, stage: Stage[HandleT]) -> HandleT:
         """Binds the request to an engine of the stage, until `leave` or `close`."""
-        handle = next((handle for handle in stage.handles if handle is self._through), None)
-        if handle is None:
-            handle = stage.choose()
-        else:
-            handle.join()
+        handle = stage.choose(self._through)
         self._bound.append(handle)
         if len(stage.handles) > 1:
             self.timeline.mark_replica(stage.name, handle.number)
@@ -154,8 +149,7 @@ class ArTask:
     speaker: "ArTask | None" = None
     """The stage that this one's embeddings flow to."""
     handle: ArHandle | None = None
-    """The engine that has rendered the prompt and holds the request until it ends. None: one is chosen when
-    there are rows to give it."""
+    """The engine that has rendered the prompt. None: one is chosen when there are rows for it."""
 
     def __post_init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
@@ -221,15 +215,13 @@ class AudioTask:
         self._edge = edge
         self._frames = decoding.frames
         self._stop_ids = stop_ids
-        self._speech: SpeechStream | None = None
-        """None until there is a frame to decode, or the end."""
+        self._speech: SpeechStream | None = None  # until there is a frame to decode, or the end
         self._has_begun = asyncio.Event()
         self._resampler: Resampler | None = None
         if layout.sample_rate_hz != SAMPLE_RATE_HZ:
             self._resampler = Resampler(layout.sample_rate_hz, SAMPLE_RATE_HZ)
-        self.tokens_per_output = (
-            layout.frames_per_block * decoding.frames.num_sampled
-        )  # windows end where a block does
+        # Windows end where a block does.
+        self.tokens_per_output = layout.frames_per_block * decoding.frames.num_sampled
         self._rest: tuple[int, ...] = ()
         self._num_samples = 0
         self.num_frames = 0

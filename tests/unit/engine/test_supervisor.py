@@ -266,7 +266,7 @@ KILLED = [step for step in CLEARED if step != "frontend closed"]  # that one is 
 
 async def test_a_replica_is_replaced_when_its_requests_have_left_it(pair: Pair) -> None:
     handle = pair.second.handle
-    handle.join()
+    handle.num_requests = 1
     replacing = asyncio.create_task(pair.replace())
     await until(lambda: handle.is_draining)
     assert pair.second.events == []
@@ -302,7 +302,7 @@ async def test_a_replica_is_not_warmed_up_through_a_stage_that_is_down(pair: Pai
 
 
 async def test_a_replica_with_requests_that_do_not_end_is_kept(pair: Pair) -> None:
-    pair.second.handle.join()
+    pair.second.handle.num_requests = 1
     with pytest.raises(ReplacementError, match=r"'talker/1' still has 1 requests after 0\.01 s, and is not"):
         await pair.replace(timeout_s=0.01)
     assert pair.second.events == []
@@ -318,7 +318,7 @@ async def test_the_last_replica_that_is_up_is_not_replaced(pair: Pair) -> None:
 
 
 async def test_two_replicas_are_replaced_one_after_the_other(pair: Pair) -> None:
-    pair.second.handle.join()
+    pair.second.handle.num_requests = 1
     replacing = asyncio.create_task(pair.replace())
     await until(lambda: pair.second.handle.is_draining)
     with pytest.raises(ReplacementError, match="has no other replica"):

@@ -96,7 +96,6 @@ class FakeStream:
 class FakeEngine:
     """Stands for an `EngineHandle`."""
 
-    join = EngineHandle.join
     leave = EngineHandle.leave
 
     def __init__(self, name: str) -> None:
