@@ -17,7 +17,7 @@ let abort = null;
 /** The last complete image: `{blob, name}`. */
 let file = null;
 
-/** The body of a request. Fields that are empty, or disabled because the model does not have them, are left out. */
+/** The body of a request, without fields that are empty, or disabled because the model does not have them. */
 function body() {
   const steps = textOf("image-steps");
   const negative = textOf("image-negative");
