@@ -12,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 from omni_server.errors import InvalidRequestError
 from omni_server.images import ImageOutput, ImageProgress, ImageSize, PartialImage
 from omni_server.types import ImagePart, TextPart
-from tests.browser.browser import DOWNLOADS, Browser, WebPage, wait_until
+from tests.browser.browser import DOWNLOADS, MEDIA, Browser, WebPage, wait_until
 from tests.browser.scripted_server import ScriptedServer
 from tests.browser.test_access import accessible_controls
 from tests.unit.api.fake_generator import (
@@ -101,7 +101,7 @@ def test_preview_is_seen_while_the_image_is_made_and_can_be_stopped(
     server.generator.script = [ImageProgress(1, 4), PartialImage(0, preview), Hang()]
     fill(page, prompt="A lighthouse")
     page.find("#image-start").send_keys(Keys.ENTER)
-    page.wait("document.querySelector('#image-status').textContent === 'Preview 1'")
+    page.wait("document.querySelector('#image-status').textContent === 'Preview 1 of 3'")
     page.wait("document.querySelector('#image-result').naturalWidth === 48")
     assert page.js("document.querySelector('#image-progress').value") == 0.25
     assert page.texts("#image-download") == []
@@ -118,7 +118,10 @@ def test_images_are_edited_in_their_order(page: WebPage, server: ScriptedServer,
     files = [tmp_path / f"{name}.png" for name in ("red", "green", "blue")]
     for file in files:
         Image.new("RGB", (32, 32), file.stem).save(file)
+    page.drop_here((MEDIA / "speech_hello.wav", "audio/wav"))
+    assert page.texts("#image-problem") == ["“speech_hello.wav” is not an image."]
     page.drop_here((files[0], "image/png"))
+    assert page.texts("#image-problem") == []
     page.find("#image-files").send_keys(f"{files[1]}")
     page.find("#image-files").send_keys(f"{files[2]}")
     assert page.texts("#image-problem") == ["This model takes up to 2 images to edit."]
@@ -171,6 +174,7 @@ def test_server_that_only_makes_images_has_only_that_tab(page: WebPage) -> None:
         "[...document.querySelectorAll('[role=tabpanel]')].filter(e => !e.hidden).map(e => e.id)"
     ) == ["images"]
     assert page.texts("#settings-button") == []
+    assert page.texts("#image-title") == ["Make or edit an image"]
     controls = accessible_controls(page)
     assert [role for role, name in controls if not name.strip()] == []
     names = {name for _, name in controls}
@@ -201,6 +205,7 @@ def test_tab_is_there_only_for_images_and_has_only_what_the_model_has(
     ]
     hidden = ("#image-negative", "#image-steps", "#image-previews", "#image-add", "#image-width")
     assert [page.texts(selector) for selector in hidden] == [[]] * len(hidden)
+    assert page.texts("#image-title") == ["Make an image"]
     make(page, seed="5")
     wait_made(page)
     assert made(server) == ImageOutput(None, 5)

@@ -12,12 +12,11 @@ export const imageInputs = {
   /** In the order in which the model gets them. */
   files: () => inputs.map(({ file }) => file),
 
-  /** Adds files, unless they are more than the model takes. */
+  /** Adds files, unless they are no images, or more than the model takes. */
   add(files) {
-    const most = served.model?.images?.max_input_images ?? 0;
-    const isFitting = inputs.length + files.length <= most;
-    show("image-problem", isFitting ? "" : `This model takes ${counted(most)} to edit.`);
-    if (!isFitting) return;
+    const problem = problemOf(files);
+    show("image-problem", problem);
+    if (problem) return;
     // Not scaled down: the model should see what it changes.
     const added = files.map((file) => ({
       kind: "image",
@@ -31,6 +30,14 @@ export const imageInputs = {
   /** `listener` is called at each change. */
   watch: (listener) => listeners.push(listener),
 };
+
+/** Why these files are not added; "" if they are. */
+function problemOf(files) {
+  const most = served.model?.images?.max_input_images ?? 0;
+  const other = files.find((file) => !file.type.startsWith("image/"));
+  if (other) return `“${other.name}” is not an image.`;
+  return inputs.length + files.length > most ? `This model takes ${counted(most)} to edit.` : "";
+}
 
 function counted(most) {
   return ["no images", "one image"][most] ?? `up to ${most} images`;

@@ -8,6 +8,12 @@ import { served } from "./served.js";
 import { settings } from "./settings.js";
 import { formatSeconds } from "./timings.js";
 
+/** By what the model can do: the heading, and what belongs into the prompt. */
+const WORDS = {
+  makes: ["Make an image", "What the image shows"],
+  edits: ["Edit images", "What to change"],
+  both: ["Make or edit an image", "What the image shows, or what to change"],
+};
 const MAX_PREVIEWS = 3;
 const NUM_RANDOM_SEEDS = 2 ** 32;
 const OTHER_SIZE = "other";
@@ -100,9 +106,12 @@ function blobOf({ b64_json: data, output_format: format }) {
   return new Blob([bytes], { type: `image/${format}` });
 }
 
-/** Null shows none. */
+/** Null shows none. The first one is scrolled into view. */
 function showImage(blob, prompt = "") {
   const image = element("image-result");
+  if (image.hidden) {
+    image.addEventListener("load", () => image.scrollIntoView({ block: "nearest" }), { once: true });
+  }
   URL.revokeObjectURL(image.src);
   image.hidden = blob === null;
   image.alt = prompt;
@@ -113,7 +122,7 @@ function showImage(blob, prompt = "") {
 /** Previews divide the steps into equal parts. */
 function showPreview(number) {
   element("image-progress").value = number / (MAX_PREVIEWS + 1);
-  showStatus(`Preview ${number}`);
+  showStatus(`Preview ${number} of ${MAX_PREVIEWS}`);
 }
 
 function showStatus(text) {
@@ -142,20 +151,28 @@ function setCurrent(controller) {
 
 function updateButtons() {
   const isMaking = abort !== null;
-  const numInputs = imageInputs.files().length;
-  const isMissing = served.model?.images?.needs_input_image && numInputs === 0;
+  const hasInputs = imageInputs.files().length > 0;
+  const needsInputs = served.model?.images?.needs_input_image ?? false;
   element("image-start").hidden = isMaking;
   element("image-stop").hidden = !isMaking;
-  element("image-start").textContent = numInputs > 0 ? "Edit" : "Make the image";
+  element("image-start").textContent = hasInputs || needsInputs ? "Edit" : "Make the image";
   // Enter in a field would start another one.
   element("image-start").disabled =
-    isMaking || isMissing || !served.model?.images || !served.isReady || textOf("image-prompt") === "";
+    isMaking ||
+    (needsInputs && !hasInputs) ||
+    !served.model?.images ||
+    !served.isReady ||
+    textOf("image-prompt") === "";
 }
 
 function offerWhatIsServed() {
   updateButtons();
   if (!served.model?.images) return;
-  const { sizes, free_sizes: free, parameters, max_input_images: maxInputs } = served.model.images;
+  const { sizes, free_sizes: free, parameters, max_input_images: maxInputs, needs_input_image: needsInputs } =
+    served.model.images;
+  const [title, hint] = WORDS[needsInputs ? "edits" : maxInputs > 0 ? "both" : "makes"];
+  element("image-title").textContent = title;
+  element("image-prompt").placeholder = hint;
   offerField("image-negative", parameters.includes("negative_prompt"));
   offerField("image-steps", parameters.includes("num_inference_steps"));
   offerField("image-previews", parameters.includes("partial_images"));
