@@ -122,7 +122,7 @@ function showImage(blob, prompt = "") {
 /** Previews divide the steps into equal parts. */
 function showPreview(number) {
   element("image-progress").value = number / (MAX_PREVIEWS + 1);
-  showStatus(`Preview ${number} of ${MAX_PREVIEWS}`);
+  showStatus(`Preview ${number}`);
 }
 
 function showStatus(text) {
