@@ -161,9 +161,12 @@ class DiffusersModel(FamilyModel):
         return DiffusionPrompt((0,) * num_tokens, encode_job(job))
 
     def dtype_name(self) -> str:
-        """That of the first weight of the denoiser, or of the first component."""
+        """That of the first weight of the denoiser, or of the first component; that of GPUs if there are no
+        weights."""
         from safetensors import safe_open
 
+        if not self._folder.has_weights:
+            return DiffusersStage.gpu_dtype
         files = list(self._folder.weight_files())
         of_denoiser = [path for path in files if path.parent.name in ("transformer", "unet")]
         with safe_open((of_denoiser or files)[0], "np") as file:

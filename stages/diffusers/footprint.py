@@ -1,4 +1,4 @@
-"""The memory of a Diffusers pipeline, by the headers of its weights."""
+"""The memory of a Diffusers pipeline, by the headers of its weights, or by its configs if it has none."""
 
 from omni_server.config.stage_config import StageConfig
 from omni_server.family import StageFootprint
@@ -13,13 +13,7 @@ DEFAULT_CHANNELS = 128
 
 
 def stage_footprints(folder: PipelineFolder, config: StageConfig) -> dict[str, StageFootprint]:
-    from safetensors import safe_open
-
-    tensors: dict[str, tuple[int, ...]] = {}
-    for path in folder.weight_files():
-        with safe_open(path, "np") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
-                tensors[f"{path.parent.name}/{name}"] = tuple(file.get_slice(name).get_shape())
+    tensors = _stored_tensors(folder) if folder.has_weights else _expected_tensors(folder)
     return {
         name: StageFootprint(
             tensors=tensors,
@@ -30,6 +24,27 @@ def stage_footprints(folder: PipelineFolder, config: StageConfig) -> dict[str, S
             values_per_token=WIDE_LAYERS * PIXELS_PER_TOKEN * _channels(folder),
         )
         for name in config.stages
+    }
+
+
+def _stored_tensors(folder: PipelineFolder) -> dict[str, tuple[int, ...]]:
+    from safetensors import safe_open
+
+    tensors: dict[str, tuple[int, ...]] = {}
+    for path in folder.weight_files():
+        with safe_open(path, "np") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                tensors[f"{path.parent.name}/{name}"] = tuple(file.get_slice(name).get_shape())
+    return tensors
+
+
+def _expected_tensors(folder: PipelineFolder) -> dict[str, tuple[int, ...]]:
+    from stages.diffusers.modules import empty_modules
+
+    return {
+        f"{component}/{name}": tuple(parameter.shape)
+        for component, module in empty_modules(folder).items()
+        for name, parameter in module.named_parameters()
     }
 
 
