@@ -13,7 +13,7 @@ from stages.diffusers.family import pipeline_class
 from stages.diffusers.modules import empty_modules
 from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_folder import PipelineFolder, read_pipeline_folder
-from stages.diffusers.stepped_pipeline import DENOISERS
+from stages.diffusers.stepped_pipeline import denoisers_of
 
 
 def load_pipeline(
@@ -52,6 +52,8 @@ def load_pipeline(
         pipe.vae.enable_tiling()
     if stage.step_cache == "first_block":
         _enable_first_block_cache(pipe, stage.step_cache_threshold)
+    if stage.compile:
+        _compile(pipe)
     return pipe
 
 
@@ -88,11 +90,21 @@ def _silence() -> None:
 def _enable_first_block_cache(pipe: Any, threshold: float) -> None:
     from diffusers import FirstBlockCacheConfig
 
-    denoisers = [module for name in DENOISERS if (module := getattr(pipe, name, None)) is not None]
-    for denoiser in denoisers:
+    for denoiser in denoisers_of(pipe):
         try:
             denoiser.enable_cache(FirstBlockCacheConfig(threshold=threshold))
         except (AttributeError, ValueError) as error:
             raise ConfigError(
                 f"step_cache: {type(denoiser).__name__} has no first-block cache; leave it out"
+            ) from error
+
+
+def _compile(pipe: Any) -> None:
+    for denoiser in denoisers_of(pipe):
+        try:
+            # One kernel for all sizes: compiling takes longer than a step may, so it is done before serving.
+            denoiser.compile_repeated_blocks(dynamic=True)
+        except ValueError as error:
+            raise ConfigError(
+                f"compile: {type(denoiser).__name__} does not say which of its blocks are repeated; leave it out"
             ) from error

@@ -26,6 +26,9 @@ class DiffusersStage(DiffusionStage):
     faster, and less exact. Such steps are not joined."""
     step_cache_threshold: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Relative change of the first block's output up to which a step is skipped."""
+    compile: bool = False
+    """Compile the repeated blocks of the denoiser with `torch.compile`: faster steps, and a start that takes
+    minutes longer. Not together with `step_cache`."""
     vae_tiling: bool = False
     """Decode large images in tiles: needs less memory and changes the image slightly where tiles meet."""
 
@@ -33,6 +36,15 @@ class DiffusersStage(DiffusionStage):
     def largest_image(self) -> int:
         """`max_image_tokens`, or its default."""
         return self.max_model_len if self.max_image_tokens is None else self.max_image_tokens
+
+    @model_validator(mode="after")
+    def _check_compile(self) -> "DiffusersStage":
+        if self.compile and self.step_cache != "none":
+            raise ValueError(
+                "compile and step_cache exclude each other: the cached state of each request would be compiled "
+                "again"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_image_tokens(self) -> "DiffusersStage":

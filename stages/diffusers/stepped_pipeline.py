@@ -15,6 +15,10 @@ DENOISERS = ("transformer", "transformer_2", "unet")
 """The components of pipelines that are called in each step."""
 
 
+def denoisers_of(pipe: Any) -> list[Any]:
+    return [module for name in DENOISERS if (module := getattr(pipe, name, None)) is not None]
+
+
 class SteppedPipeline:
     """Owns a pipeline; its components must not be used in any other way afterwards."""
 
@@ -34,7 +38,7 @@ class SteppedPipeline:
         """Passes for several requests that failed and were computed one by one."""
         self.step_caches: list[StepCache] = []
         """Of the denoisers for which a step cache is enabled."""
-        denoisers = [module for name in DENOISERS if (module := getattr(pipe, name, None)) is not None]
+        denoisers = denoisers_of(pipe)
         if not denoisers or getattr(pipe, "scheduler", None) is None:
             raise ValueError(
                 f"{type(pipe).__name__} has no {' or '.join(DENOISERS)} with a scheduler, so it cannot be run "
