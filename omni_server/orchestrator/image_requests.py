@@ -37,6 +37,7 @@ class ImageRequests:
                 raise InvalidRequestError(
                     f"this model has no parameter '{name}'", param=name, code="unsupported_parameter"
                 )
+        self._check_loras(image)
         given = [part for message in messages for part in message.content if isinstance(part, ImagePart)]
         self._check_number(len(given))
         size = self._size(image, given)
@@ -46,6 +47,16 @@ class ImageRequests:
             param = "image" if given else "messages"
             raise context_length_exceeded(self._max_model_len, len(prompt.token_ids), param)
         return prompt, size
+
+    def _check_loras(self, image: ImageOutput) -> None:
+        for lora in image.loras:
+            if lora.name not in self.features.loras:
+                known = ", ".join(self.features.loras)
+                raise InvalidRequestError(
+                    f"there is no LoRA of the name {lora.name[:64]!r}; this model has {known}", param="loras"
+                )
+        if len({lora.name for lora in image.loras}) < len(image.loras):
+            raise InvalidRequestError("a LoRA is named twice", param="loras")
 
     def _check_number(self, num_images: int) -> None:
         most = self.features.max_input_images

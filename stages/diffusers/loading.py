@@ -10,6 +10,7 @@ from vllm.model_executor.model_loader.weight_utils import initialize_single_dumm
 from omni_server.errors import ConfigError
 from omni_server.protocol.diffusion_config import ComputeDtype
 from stages.diffusers.family import pipeline_class
+from stages.diffusers.loras import load_loras
 from stages.diffusers.modules import empty_modules
 from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_folder import PipelineFolder, read_pipeline_folder
@@ -46,6 +47,7 @@ def load_pipeline(
         **modules,
     )
     pipe = pipe.to(device)
+    load_loras(pipe, stage.loras)
     if stage.vae_tiling:
         if not hasattr(pipe.vae, "enable_tiling"):
             raise ConfigError(f"vae_tiling: {type(pipe.vae).__name__} cannot decode in tiles; leave it out")

@@ -7,6 +7,9 @@ from pydantic import Field, model_validator
 from omni_server.config.stages import DiffusionStage
 from omni_server.protocol.diffusion_config import ComputeDtype
 
+LoraName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+LoraPlace = Annotated[str, Field(pattern=r"\.safetensors$")]
+
 
 class DiffusersStage(DiffusionStage):
     """`max_model_len` limits a request, with its images to edit, and `max_num_batched_tokens` all requests of a
@@ -28,7 +31,10 @@ class DiffusersStage(DiffusionStage):
     """Relative change of the first block's output up to which a step is skipped."""
     compile: bool = False
     """Compile the repeated blocks of the denoiser with `torch.compile`: faster steps, and a start that takes
-    minutes longer. Not together with `step_cache`."""
+    minutes longer. Not together with `step_cache` or `loras`."""
+    loras: dict[LoraName, LoraPlace] = Field(default_factory=dict)
+    """LoRA adapters that requests may choose by name: each is a file, or OWNER/NAME/FILE on the hub. They are
+    loaded at the start. Requests with different ones are not joined."""
     vae_tiling: bool = False
     """Decode large images in tiles: needs less memory and changes the image slightly where tiles meet."""
 
@@ -39,11 +45,9 @@ class DiffusersStage(DiffusionStage):
 
     @model_validator(mode="after")
     def _check_compile(self) -> "DiffusersStage":
-        if self.compile and self.step_cache != "none":
-            raise ValueError(
-                "compile and step_cache exclude each other: the cached state of each request would be compiled "
-                "again"
-            )
+        if self.compile and (self.loras or self.step_cache != "none"):
+            other = "loras" if self.loras else "step_cache"
+            raise ValueError(f"compile and {other} exclude each other: each request would be compiled again")
         return self
 
     @model_validator(mode="after")

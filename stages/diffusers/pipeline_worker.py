@@ -169,7 +169,7 @@ class PipelineWorker:
             self._failed[new.req_id] = str(error)
             return
         self._requests[new.req_id] = _Request(
-            self._pipeline.start(arguments), preview_steps(arguments, job.num_partial_images)
+            self._pipeline.start(arguments, job.loras), preview_steps(arguments, job.num_partial_images)
         )
 
     def _check_tokens(self, job: ImageJob, num_tokens: int) -> None:

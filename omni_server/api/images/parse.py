@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 
 from omni_server.api.answer_stream import submit_all
 from omni_server.api.config import ApiConfig
-from omni_server.api.images.schemas import ImageFields
+from omni_server.api.images.schemas import ImageFields, LoraChoice
 from omni_server.api.parse import check_extra_fields, check_model
 from omni_server.api.state import ObservedGenerator
 from omni_server.api.validation import unsupported
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generation
-from omni_server.images import ImageOutput, ImageSize
+from omni_server.images import ImageOutput, ImageSize, Lora
 from omni_server.types import ChatMessage, ImagePart, ModelInfo, OmniRequest, TextPart
 
 PARAMETERS: Mapping[str, str] = {
@@ -28,6 +28,7 @@ PARAMETERS: Mapping[str, str] = {
     "guidance_scale": "guidance_scale",
     "true_cfg_scale": "true_cfg_scale",
     "num_partial_images": "partial_images",
+    "loras": "lora",
 }
 """Fields of `ImageOutput` and their names in requests."""
 
@@ -116,7 +117,14 @@ def image_output(fields: ImageFields, model: ModelInfo, limits: ImageLimits) -> 
         guidance_scale=fields.guidance_scale,
         true_cfg_scale=fields.true_cfg_scale,
         num_partial_images=fields.partial_images or 0,
+        loras=_loras(fields.lora),
     )
+
+
+def _loras(given: str | list[LoraChoice] | None) -> tuple[Lora, ...]:
+    if isinstance(given, str):
+        return (Lora(given),)
+    return tuple(Lora(choice.name, choice.scale) for choice in given or ())
 
 
 def _size(name: str | None, max_pixels: int) -> ImageSize | None:

@@ -53,7 +53,7 @@ class Tiny:
         return images
 
     def start(self, job: ImageJob) -> PipelineRun:
-        return self.stepped.start(pipeline_arguments(self.pipe, job))
+        return self.stepped.start(pipeline_arguments(self.pipe, job), job.loras)
 
     def run(self, starts: Sequence[tuple[int, ImageJob]]) -> list[PipelineRun]:
         """Runs each job from the given step of the engine on, side by side, to their ends."""
