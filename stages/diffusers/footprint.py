@@ -1,8 +1,13 @@
 """The memory of a Diffusers pipeline, by the headers of its weights, or by its configs if it has none."""
 
+from pathlib import Path
+from typing import Literal
+
 from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import Stage
 from omni_server.family import StageFootprint
 from omni_server.protocol.images import PIXELS_PER_TOKEN
+from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_folder import PipelineFolder
 
 WIDE_LAYERS = 12
@@ -22,9 +27,35 @@ def stage_footprints(folder: PipelineFolder, config: StageConfig) -> dict[str, S
             encodes_media=False,
             kv=None,
             values_per_token=WIDE_LAYERS * PIXELS_PER_TOKEN * _channels(folder),
+            weight_bytes=_changed_weight_bytes(folder, stage, config.platform),
         )
-        for name in config.stages
+        for name, stage in config.stages.items()
     }
+
+
+def _changed_weight_bytes(
+    folder: PipelineFolder, stage: Stage, platform: Literal["cpu", "cuda"]
+) -> int | None:
+    """Of a stage with float8 weights or adapters; None without. Adapters that are not downloaded yet are left
+    out."""
+    assert isinstance(stage, DiffusersStage)
+    if not (stage.layerwise_casting or stage.loras):
+        return None
+    import torch
+
+    from stages.diffusers.modules import empty_modules
+
+    dtype = getattr(torch, stage.compute_dtype(platform))
+    modules = {name: module.to(dtype) for name, module in empty_modules(folder).items()}
+    if stage.layerwise_casting:
+        from stages.diffusers.stored_float8 import cast_weights
+
+        cast_weights(modules, dtype)
+    parameters = [parameter for module in modules.values() for parameter in module.parameters()]
+    adapters = [Path(place).expanduser() for place in stage.loras.values()]
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters) + sum(
+        file.stat().st_size for file in adapters if file.is_file()
+    )
 
 
 def _stored_tensors(folder: PipelineFolder) -> dict[str, tuple[int, ...]]:

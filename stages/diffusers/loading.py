@@ -14,7 +14,8 @@ from stages.diffusers.loras import load_loras
 from stages.diffusers.modules import empty_modules
 from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_folder import PipelineFolder, read_pipeline_folder
-from stages.diffusers.stepped_pipeline import denoisers_of
+from stages.diffusers.pipeline_options import apply_options
+from stages.diffusers.stored_float8 import cast_weights
 
 
 def load_pipeline(
@@ -46,17 +47,17 @@ def load_pipeline(
         variant=folder.variant,
         **modules,
     )
-    pipe = pipe.to(device)
     load_loras(pipe, stage.loras)
-    if stage.vae_tiling:
-        if not hasattr(pipe.vae, "enable_tiling"):
-            raise ConfigError(f"vae_tiling: {type(pipe.vae).__name__} cannot decode in tiles; leave it out")
-        pipe.vae.enable_tiling()
-    if stage.step_cache == "first_block":
-        _enable_first_block_cache(pipe, stage.step_cache_threshold)
-    if stage.compile:
-        _compile(pipe)
+    if stage.layerwise_casting:
+        cast_weights(_networks(pipe), getattr(torch, dtype))
+    pipe = pipe.to(device)
+    apply_options(pipe, stage)
     return pipe
+
+
+def _networks(pipe: Any) -> dict[str, torch.nn.Module]:
+    """By the names of their components."""
+    return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
 
 
 def random_modules(
@@ -87,26 +88,3 @@ def _silence() -> None:
     diffusers.utils.logging.set_verbosity_error()
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()
-
-
-def _enable_first_block_cache(pipe: Any, threshold: float) -> None:
-    from diffusers import FirstBlockCacheConfig
-
-    for denoiser in denoisers_of(pipe):
-        try:
-            denoiser.enable_cache(FirstBlockCacheConfig(threshold=threshold))
-        except (AttributeError, ValueError) as error:
-            raise ConfigError(
-                f"step_cache: {type(denoiser).__name__} has no first-block cache; leave it out"
-            ) from error
-
-
-def _compile(pipe: Any) -> None:
-    for denoiser in denoisers_of(pipe):
-        try:
-            # One kernel for all sizes: compiling takes longer than a step may, so it is done before serving.
-            denoiser.compile_repeated_blocks(dynamic=True)
-        except ValueError as error:
-            raise ConfigError(
-                f"compile: {type(denoiser).__name__} does not say which of its blocks are repeated; leave it out"
-            ) from error

@@ -11,6 +11,20 @@ LoraName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 LoraPlace = Annotated[str, Field(pattern=r"\.safetensors$")]
 
 
+AttentionBackend = Literal[
+    "native",
+    "_native_cudnn",
+    "_native_efficient",
+    "_native_flash",
+    "_native_math",
+    "flash",
+    "_flash_3",
+    "sage",
+    "xformers",
+]
+"""Diffusers' names, without those that download code when they are chosen."""
+
+
 class DiffusersStage(DiffusionStage):
     """`max_model_len` limits a request, with its images to edit, and `max_num_batched_tokens` all requests of a
     step, in image tokens: one is a square of 16 x 16 pixels."""
@@ -31,7 +45,13 @@ class DiffusersStage(DiffusionStage):
     """Relative change of the first block's output up to which a step is skipped."""
     compile: bool = False
     """Compile the repeated blocks of the denoiser with `torch.compile`: faster steps, and a start that takes
-    minutes longer. Not together with `step_cache` or `loras`."""
+    minutes longer. Not together with `step_cache`, `layerwise_casting` or `loras`."""
+    attention_backend: AttentionBackend | None = None
+    """Diffusers' name of the implementation of attention; `null`: torch's. Those of other packages must be
+    installed. Without support for masks, requests with prompts of different lengths are not joined."""
+    layerwise_casting: bool = False
+    """Store the weights of the denoiser and of text encoders in float8 (e4m3), and convert each layer's for the time
+    of its computation: half the memory, slower steps, and images that differ slightly."""
     loras: dict[LoraName, LoraPlace] = Field(default_factory=dict)
     """LoRA adapters that requests may choose by name: each is a file, or OWNER/NAME/FILE on the hub. They are
     loaded at the start. Requests with different ones are not joined."""
@@ -45,9 +65,16 @@ class DiffusersStage(DiffusionStage):
 
     @model_validator(mode="after")
     def _check_compile(self) -> "DiffusersStage":
-        if self.compile and (self.loras or self.step_cache != "none"):
-            other = "loras" if self.loras else "step_cache"
-            raise ValueError(f"compile and {other} exclude each other: each request would be compiled again")
+        changing = {
+            "step_cache": self.step_cache != "none",
+            "loras": bool(self.loras),
+            "layerwise_casting": self.layerwise_casting,
+        }
+        for name, is_set in changing.items():
+            if self.compile and is_set:
+                raise ValueError(
+                    f"compile and {name} exclude each other: blocks would be compiled again while serving"
+                )
         return self
 
     @model_validator(mode="after")

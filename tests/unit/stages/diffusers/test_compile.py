@@ -39,8 +39,3 @@ def test_after_the_warm_up_nothing_is_compiled(
 def test_a_denoiser_without_repeated_blocks_is_refused(tiny_folder: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError, match="compile: SD3Transformer2DModel does not say"):
         load_pipeline(tiny_folder("sd3"), stage_options(compile=True), "float32", CPU)
-
-
-def test_a_step_cache_is_not_compiled() -> None:
-    with pytest.raises(ValueError, match="compile and step_cache exclude each other"):
-        stage_options(compile=True, step_cache="first_block")

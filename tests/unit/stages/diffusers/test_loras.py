@@ -1,6 +1,7 @@
 """LoRA adapters by name: a request's image is that of Diffusers with its adapters, whatever else runs."""
 
 import json
+import math
 import pickle
 import shutil
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from stages.diffusers.family import DiffusersModel
 from stages.diffusers.images import pipeline_arguments
 from stages.diffusers.loading import load_pipeline
 from stages.diffusers.loras import lora_file
-from tests.unit.stages.diffusers.tiny import CPU, Tiny, difference, stage_options
+from tests.unit.stages.diffusers.tiny import CPU, Tiny, config_with, difference, stage_options
 
 # Diffusers' own loading of several adapters warns.
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
@@ -84,16 +85,11 @@ def test_each_request_has_its_own_adapters_to_the_last_bit(
     model: Tiny, expected: Callable[[ImageJob], torch.Tensor]
 ) -> None:
     plain = model.job(0)
-    jobs = [
-        plain,
-        structs.replace(plain, loras=PAPER),
-        structs.replace(plain, loras=INK),
-        structs.replace(plain, loras=PAPER + INK),
-        plain,
-    ]
-    alone = [model.run([(0, job)])[0] for job in jobs]
-    beside = model.run(list(enumerate(jobs[:4])))  # each begins one step after the one before
-    for job, run in zip([*jobs, *jobs[:4]], [*alone, *beside], strict=True):
+    chosen = [(), PAPER, INK, PAPER + INK]
+    jobs = [structs.replace(plain, loras=loras) for loras in chosen]
+    beside = model.run(list(enumerate(jobs)))  # each begins one step after the one before
+    (after,) = model.run([(0, plain)])
+    for job, run in zip([*jobs, plain], [*beside, after], strict=True):
         assert run.error is None
         assert torch.equal(run.result.images, expected(job))
     different = {run.result.images.numpy().tobytes() for run in beside}
@@ -189,3 +185,10 @@ def test_a_pipeline_that_loads_none_is_refused_with_them(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"_class_name": "PixArtAlphaPipeline"}))
     with pytest.raises(ConfigError, match="loras: PixArtAlphaPipeline loads no LoRA; leave it out"):
         family_model(folder).image_features(stage_options(loras=places))
+
+
+def test_adapters_count_as_weights(tiny_folder: Callable[[str], Path], places: dict[str, str]) -> None:
+    config = config_with(loras=places | {"hub": "a/b/c.safetensors"})
+    footprint = FAMILY.footprints(tiny_folder("qwen-image"), config)["image"]
+    stored = 4 * sum(math.prod(shape) for shape in footprint.tensors.values())
+    assert footprint.weight_bytes == stored + sum(Path(place).stat().st_size for place in places.values())
