@@ -44,18 +44,19 @@ def _changed_weight_bytes(
     import torch
 
     from stages.diffusers.modules import empty_modules
+    from stages.diffusers.stored_float8 import STORED, cast_weights
 
     dtype = getattr(torch, stage.compute_dtype(platform))
-    modules = {name: module.to(dtype) for name, module in empty_modules(folder).items()}
+    modules = empty_modules(folder)
     if stage.layerwise_casting:
-        from stages.diffusers.stored_float8 import cast_weights
-
         cast_weights(modules, dtype)
-    parameters = [parameter for module in modules.values() for parameter in module.parameters()]
-    adapters = [Path(place).expanduser() for place in stage.loras.values()]
-    return sum(parameter.numel() * parameter.element_size() for parameter in parameters) + sum(
-        file.stat().st_size for file in adapters if file.is_file()
+    weights = sum(
+        parameter.numel() * (STORED if parameter.dtype == STORED else dtype).itemsize
+        for module in modules.values()
+        for parameter in module.parameters()
     )
+    adapters = [Path(place).expanduser() for place in stage.loras.values()]
+    return weights + sum(file.stat().st_size for file in adapters if file.is_file())
 
 
 def _stored_tensors(folder: PipelineFolder) -> dict[str, tuple[int, ...]]:
