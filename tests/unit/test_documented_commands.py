@@ -79,6 +79,14 @@ NOT_RUN = {
         "docs/images.md",
         "scripts/setup-env --cpu --extra images",
     ): "installs packages; tests/integration/test_diffusers_stage.py runs such a pipeline",
+    (
+        "docs/images.md",
+        ".venv/bin/omni-server check Qwen/Qwen-Image",
+    ): "downloads configs; tests/unit/check/test_shipped_configs.py computes the same",
+    (
+        "docs/images.md",
+        "scripts/make_demo_checkpoint qwen-image",
+    ): "needs a GPU; tests/unit/stages/diffusers/test_random_weights.py makes the folder",
     ("docs/faq.md", "python3 -m venv env"): "installs 3 GB; tests/unit/test_packaging.py builds the wheel",
     (
         "docs/reliability.md",
