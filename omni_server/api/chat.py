@@ -5,14 +5,19 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from omni_server.api.answer_stream import close_all, follow_choices, submit_all
+from omni_server.api.answer_stream import close_all, follow_choices
+from omni_server.api.chat_image import asks_for_image, chat_image, submit_chat
 from omni_server.api.config import ApiConfig
+from omni_server.api.image_options import ChatImage
+from omni_server.api.images.files import data_url
+from omni_server.api.images.parse import ImageLimits
 from omni_server.api.limits import Admission
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import AudioHistory
@@ -34,6 +39,7 @@ from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, until_dis
 from omni_server.api.validation import read_json, validate
 from omni_server.audio.encode import StreamEncoder, encode
 from omni_server.generation import Generation
+from omni_server.images import ImageDone, ImageProgress
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, Finished, TextDelta, ToolCallDelta, Usage
 
 _INLINE_SAMPLES = 10 * SAMPLE_RATE_HZ
@@ -48,6 +54,7 @@ class ChatService:
         self._text_in_content = config.chat_text_in_content
         self._history = AudioHistory(config.audio_history_ttl_s, config.audio_history_entries)
         self._media = MediaLoader.from_config(config)
+        self._image_limits = ImageLimits.from_config(config)
 
     # Requests are refused only before the status of a stream is sent.
     async def create_chat_completion(self, request: Request) -> Response:
@@ -66,6 +73,11 @@ class ChatService:
             self._media,
             partial(self._history.transcript, _caller()),
         )
+        image: ChatImage | None = None
+        if asks_for_image(request):
+            output = chat_image(request, generator.model_info, self._image_limits)
+            requests = tuple(replace(one, image=output) for one in requests)
+            image = request.image or ChatImage()
         answer = Answer(
             id=request_id,
             created=int(time.time()),
@@ -75,10 +87,12 @@ class ChatService:
             audio_id=f"audio_{uuid.uuid4().hex}" if audio_format is not None else None,
             text_in_content=self._text_in_content,
             include_usage=request.stream_options is not None and request.stream_options.include_usage is True,
+            image=image,
+            has_text=image is None or request.modalities != ["image"],
             call_finish_reason="stop" if isinstance(request.tool_choice, NamedTool) else "tool_calls",
         )
         self._admission.enter_choices(len(requests))
-        generations = await submit_all(generator, requests)
+        generations = await submit_chat(generator, requests)
         if request.stream:
             may_call = requests[0].tools is not None
             frames = self._frames(generations, answer, may_call=may_call)
@@ -96,6 +110,9 @@ class ChatService:
             async for item in events:
                 if item is not None:
                     collected[item[0]].take(item[1])
+        if answer.image is not None:
+            body = await asyncio.to_thread(render_completion, answer, collected)
+            return Response(body, media_type="application/json")
         spoken, audio_format = collected[0], answer.audio_format
         if audio_format is None or spoken.is_call:
             return Response(render_completion(answer, collected), media_type="application/json")
@@ -124,12 +141,18 @@ class ChatService:
                     continue
                 renderer, event = renderers[item[0]], item[1]
                 match event:
+                    case TextDelta() if not answer.has_text:
+                        pass
                     case TextDelta():
                         if encoder is not None:
                             text.append(event.text)
                         yield renderer.text(event.text, event.logprobs)
                     case ToolCallDelta():
                         yield renderer.tool_call(event)
+                    case ImageProgress():  # a step is no silence, and steps may follow for minutes
+                        yield KEEP_ALIVE
+                    case ImageDone() if answer.image is not None:
+                        yield await asyncio.to_thread(_rendered_image, renderer, event, answer.image)
                     case AudioDelta() if encoder is not None:
                         yield await _rendered_audio(renderer, encoder, event.samples)
                     case Finished():
@@ -160,6 +183,11 @@ async def _rendered_audio(
     return await asyncio.to_thread(lambda: renderer.audio(encoder.write(samples)))
 
 
+def _rendered_image(renderer: ChoiceRenderer, image: ImageDone, options: ChatImage) -> bytes:
+    """Takes a fraction of a second for a large image."""
+    return renderer.image(data_url(image.pixels, options))
+
+
 async def _last_audio(encoder: StreamEncoder) -> bytes:
     return encoder.close() if encoder.is_quick else await asyncio.to_thread(encoder.close)
 
@@ -181,6 +209,9 @@ _EXAMPLES: dict[str, dict[str, object]] = {
         "What is the capital of France?",
         modalities=["text", "audio"],
         audio={"voice": "alloy", "format": "wav"},
+    ),
+    "image": _chat(
+        "A lighthouse at dusk", modalities=["text", "image"], image={"size": "1024x1024", "seed": 1}
     ),
     "streamed speech": _chat(
         "What is the capital of France?",
@@ -205,7 +236,7 @@ def chat_router(state: ServerState, config: ApiConfig, admission: Admission) -> 
     router = APIRouter(tags=["chat"])
     router.post(
         "/v1/chat/completions",
-        summary="Answer a conversation with text, or with text and speech",
+        summary="Answer a conversation with text, and with speech or an image",
         responses={
             200: {
                 "model": ChatCompletion,

@@ -9,7 +9,7 @@ from omni_server.api.constraints import structured_output, tool_use
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import FindTranscript, load_messages
 from omni_server.api.sampling import stage_sampling
-from omni_server.api.schemas import ChatCompletionRequest, Message, RefusalContent, TextContent
+from omni_server.api.schemas import MODALITIES, ChatCompletionRequest, Message, RefusalContent, TextContent
 from omni_server.api.validation import missing_parameter, unsupported, unsupported_choice
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.formats import AUDIO_FORMATS, AudioFormat, parse_format
@@ -122,9 +122,10 @@ def _speech_output(body: ChatCompletionRequest, model: ModelInfo) -> tuple[Speec
     if body.modalities is None:
         return None
     for modality in body.modalities:
-        if modality not in ("text", "audio"):
+        if modality not in MODALITIES:
+            supported = ", ".join(f"'{name}'" for name in MODALITIES)
             raise InvalidRequestError(
-                f"Invalid value: '{modality[:64]}'. Supported values are: 'text', 'audio'.",
+                f"Invalid value: '{modality[:64]}'. Supported values are: {supported}.",
                 param="modalities",
             )
     if "audio" not in body.modalities:

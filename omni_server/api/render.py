@@ -1,4 +1,4 @@
-"""Renders text and audio as OpenAI's response bodies and stream frames."""
+"""Renders text, audio and images as OpenAI's response bodies and stream frames."""
 
 import base64
 from collections.abc import Iterator, Sequence
@@ -9,9 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field
 
+from omni_server.api.image_options import ChatImage
+from omni_server.api.images.files import data_url
 from omni_server.api.streaming import DONE, FrameTemplate, frame
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.audio.formats import AudioFormat
+from omni_server.images import ImageDone
 from omni_server.types import (
     AudioDelta,
     Finished,
@@ -76,6 +79,20 @@ class MessageToolCall(BaseModel):
     function: FunctionCall
 
 
+class ImageUrl(BaseModel):
+    url: str
+    """A `data:` URL."""
+
+
+class MessageImage(BaseModel):
+    """An extension, as OpenRouter and vLLM-Omni have it."""
+
+    type: Literal["image_url"]
+    index: int
+    """By which OpenAI's client puts the images of a stream together."""
+    image_url: ImageUrl
+
+
 class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -84,6 +101,8 @@ class AssistantMessage(BaseModel):
     audio: MessageAudio | None
     tool_calls: list[MessageToolCall] | None = Field(default=None, exclude_if=lambda calls: calls is None)
     """Absent if the model called no tools."""
+    images: list[MessageImage] | None = Field(default=None, exclude_if=lambda images: images is None)
+    """Absent unless `modalities` ask for an image."""
 
 
 class TopLogprob(BaseModel):
@@ -145,6 +164,7 @@ class Delta(BaseModel):
     refusal: None = None
     audio: DeltaAudio | None = None
     tool_calls: list[DeltaToolCall] | None = None
+    images: list[MessageImage] | None = None
 
 
 class ChunkChoice(BaseModel):
@@ -180,6 +200,10 @@ class Answer:
     """Both None if the answer is text only."""
     text_in_content: bool
     """The transcript is also in `content`."""
+    image: ChatImage | None
+    """None unless the answer has an image."""
+    has_text: bool
+    """False if only the image of the text was asked for."""
     include_usage: bool
     """The last chunk of a stream has the `usage`, all others have null."""
     call_finish_reason: FinishReason
@@ -260,6 +284,7 @@ class CollectedChoice:
         self._text: list[str] = []
         self._audio: list[npt.NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)]
         self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of the arguments
+        self._images: list[npt.NDArray[np.uint8]] = []  # each [height, width, 3]
         self._logprobs: list[SampledToken] | None = [] if with_logprobs else None
         self._finished: Finished | None = None
 
@@ -275,6 +300,8 @@ class CollectedChoice:
                 self._calls[event.index][2].append(event.arguments)
             case AudioDelta():
                 self._audio.append(event.samples)
+            case ImageDone():
+                self._images.append(event.pixels)
             case Finished():
                 self._finished = event
 
@@ -303,12 +330,18 @@ class CollectedChoice:
             MessageToolCall(id=call_id, function=FunctionCall(name=name, arguments="".join(pieces)))
             for call_id, name, pieces in self._calls
         ]
+        images: list[MessageImage] | None = None
+        if answer.image is not None:
+            urls = [data_url(pixels, answer.image) for pixels in self._images]
+            images = [_message_image(url, position) for position, url in enumerate(urls)]
+        is_without_text = is_spoken_only or self.is_call or not answer.has_text
         return Choice(
             index=index,
             message=AssistantMessage(
-                content=None if is_spoken_only or self.is_call else self.text,
+                content=None if is_without_text else self.text,
                 audio=audio,
                 tool_calls=calls or None,
+                images=images,
             ),
             logprobs=None if self._logprobs is None else choice_logprobs(self._logprobs),
             finish_reason=answer.finish_reason(self._finished.finish_reason),
@@ -318,7 +351,8 @@ class CollectedChoice:
 def render_completion(
     answer: Answer, choices: Sequence[CollectedChoice], audio_file: bytes | None = None, expires_at: int = 0
 ) -> bytes:
-    """The body of an answer that is not streamed. With `audio_file`, which is large, call it in a thread."""
+    """The body of an answer that is not streamed. With `audio_file` or an
+    image, which are large, call it in a thread."""
     audio = None
     if audio_file is not None:
         assert answer.audio_id is not None
@@ -357,6 +391,8 @@ class ChoiceRenderer:
 
     def opening(self) -> bytes:
         content = "" if not self._has_audio or self._answer.text_in_content else None
+        if not self._answer.has_text:
+            content = None
         delta = Delta(role="assistant", content=content, refusal=None)
         if self._is_audio_open:
             delta.audio = DeltaAudio(id=self._answer.audio_id, transcript="")
@@ -377,6 +413,9 @@ class ChoiceRenderer:
     def audio(self, data: bytes) -> bytes:
         """A frame with new audio, or b"" if the data is too short."""
         return self._audio(self._base64.push(data))
+
+    def image(self, url: str) -> bytes:
+        return frame(self._chunk(Delta(images=[_message_image(url)])))
 
     def tool_call(self, piece: ToolCallDelta) -> bytes:
         self._has_calls = True
@@ -413,6 +452,10 @@ class ChoiceRenderer:
         logprobs = choice_logprobs(tokens) if tokens else None
         choice = ChunkChoice(index=self._index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
         return self._answer.chunk([choice])
+
+
+def _message_image(url: str, index: int = 0) -> MessageImage:
+    return MessageImage(type="image_url", index=index, image_url=ImageUrl(url=url))
 
 
 def _logprob(token: TokenLogprob) -> TopLogprob:

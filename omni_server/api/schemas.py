@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag
 
-from omni_server.api.validation import ExactModel, Integer, Metadata, at_most
+from omni_server.api.image_options import ChatImage
+from omni_server.api.validation import ExactModel, Integer, Metadata, Seed, at_most
 from omni_server.audio.formats import AUDIO_FORMATS
 
 _INT32_MAX = 2**31 - 1
-_INT64_MAX = 2**63 - 1
 
 Count = Annotated[Integer, Field(ge=1, le=_INT32_MAX)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
@@ -20,13 +20,13 @@ TopK = Annotated[Integer, Field(ge=-1, le=_INT32_MAX, description="0 and -1 cons
 MinP = Annotated[float, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(gt=0, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Seed = Annotated[Integer, Field(ge=-_INT64_MAX - 1, le=_INT64_MAX)]
 TokenId = Annotated[Integer, Field(ge=0, le=_INT32_MAX)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 BadWord = Annotated[str, Field(min_length=1, max_length=1024)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
-Modality = Annotated[str, Field(json_schema_extra={"enum": ["text", "audio"]})]
+MODALITIES = ("text", "audio", "image")
+Modality = Annotated[str, Field(json_schema_extra={"enum": [*MODALITIES]})]
 """Checked in `omni_server.api.parse`: OpenAI's errors name the whole list, not the item."""
 
 
@@ -321,9 +321,13 @@ class ChatCompletionRequest(SamplingFields):
     model: str
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     modalities: Annotated[list[Modality], Field(min_length=1, fail_fast=True)] | None = None
-    """`["text", "audio"]` and `["audio"]` ask for speech and its transcript."""
+    """`["text", "audio"]` and `["audio"]` ask for speech and its transcript. Extension: `["text", "image"]` asks
+    for text and an image of it, and `["image"]` for the image alone."""
     audio: AudioOutput | None = None
     """`voice` and `format` of the speech; required where `modalities` contain "audio", ignored elsewhere."""
+    image: ChatImage | None = None
+    """Extension: size, file format and other parameters of the image; ignored where `modalities` do not contain
+    "image"."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

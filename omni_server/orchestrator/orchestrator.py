@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.config.pipeline import Embeddings, Tensor, TokenFrames
+from omni_server.config.pipeline import Embeddings, Tensor, Text, TokenFrames
 from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.config.stages import ArStage
-from omni_server.edge import CodecEdgeFactory, load_edge_function
+from omni_server.edge import CodecEdgeFactory, ImagePromptFunction, load_edge_function
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
@@ -26,11 +26,12 @@ from omni_server.errors import (
     OverloadedError,
     StageDownError,
 )
-from omni_server.family import CodecLayout, EmbeddingsPrompt, FamilyModel
+from omni_server.family import CodecLayout, DiffusionPrompt, EmbeddingsPrompt, FamilyModel
 from omni_server.images import ImageOutput
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.image_requests import ImageRequests
-from omni_server.orchestrator.request_graph import ArTask, AudioTask, ImageTask, RequestGraph, TextOutput
+from omni_server.orchestrator.image_task import ImageTask, WrittenPrompt
+from omni_server.orchestrator.request_graph import ArTask, AudioTask, RequestGraph, TextOutput
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
 from omni_server.orchestrator.speech_scheduler import SpeechScheduler
@@ -98,7 +99,15 @@ class Orchestrator:
                 self._decoders[edge.source] = self._decoder(edge, payload)
         self._running: dict[str, RequestRun] = {}
         self._is_closed = False
-        self.images = ImageRequests(family, config.stages[self._entry])
+        self._text_edge = config.edge_from(self._entry, Text)
+        self._painter = self._entry if self._text_edge is None else self._text_edge.target
+        """The stage that gets the prompt of an image, if there is one."""
+        self._image_prompt: ImagePromptFunction | None = None
+        """None if the prompt is the caller's."""
+        if self._text_edge is not None:
+            assert self._text_edge.function is not None
+            self._image_prompt = cast(ImagePromptFunction, load_edge_function(self._text_edge.function))
+        self.images = ImageRequests(family, config.stages[self._painter])
         self.num_corrupt: Counter[tuple[str, str]] = Counter()
         """Requests that ended with a `CorruptDataError`, by stage and kind."""
 
@@ -165,7 +174,7 @@ class Orchestrator:
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic() if request.began_at is None else request.began_at
         voice = None if request.speech is None else self._voice(request.speech)
-        if request.image is not None:
+        if request.image is not None and self._image_prompt is None:
             graph, tokens = await self._image_graph(request, request.image)
         else:
             graph, tokens = await self._ar_graph(request, outputs, voice, deadline_s, began)
@@ -188,6 +197,8 @@ class Orchestrator:
         wanted: set[Output] = {"image"} if request.image is not None else {"text"}
         if request.speech is not None:
             wanted.add("audio")
+        if "image" in wanted and self._image_prompt is not None:
+            wanted.add("text")  # of which the image is made
         if "audio" in wanted and "audio" not in available:
             raise InvalidRequestError("this model is served without speech", param="modalities")
         if "audio" in wanted:
@@ -215,10 +226,28 @@ class Orchestrator:
     ) -> tuple[RequestGraph, PromptTokens]:
         prompt, size = await asyncio.to_thread(self.images.render, request.messages, image)
         num_tokens = len(prompt.token_ids)
-        decoder = Decoder([stage.choose() for stage in self._diffusion_stages(self._entry)])
+        decoder = self._image_decoder()
         graph = RequestGraph(request.request_id)
         graph.add(ImageTask(graph, decoder, prompt, size))
         return graph, PromptTokens(num_tokens, num_tokens, 0, 0, 0)
+
+    def _image_decoder(self) -> Decoder:
+        return Decoder([stage.choose() for stage in self._diffusion_stages(self._painter)])
+
+    async def _add_image(self, graph: RequestGraph, image: ImageOutput) -> WrittenPrompt:
+        """Adds the task that draws an image of the text. Raises `InvalidRequestError`, before anything is written,
+        for an image that the model or its stage cannot draw."""
+        to_prompt, images = self._image_prompt, self.images
+        assert to_prompt is not None
+        _, size = await asyncio.to_thread(images.render, _user_message(""), image)
+
+        def render(text: str) -> DiffusionPrompt:
+            prompt, _ = images.render(_user_message(to_prompt(text)), replace(image, size=size))
+            return prompt
+
+        prompt = WrittenPrompt(render)
+        graph.add(ImageTask(graph, self._image_decoder(), prompt, size))
+        return prompt
 
     async def _ar_graph(
         self,
@@ -278,6 +307,7 @@ class Orchestrator:
                 spans = None if fed.text is None else fed.text.spans
                 add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply, spans=spans))
             speaker = self._add_speaker(graph, request, edge.target, voice, fed, is_limited=is_limited)
+        image_prompt = None if request.image is None else await self._add_image(graph, request.image)
         if is_text:
             graph.text = TextOutput(
                 graph,
@@ -286,6 +316,7 @@ class Orchestrator:
                 spoken_text=SpokenText(handle.detokenize) if speaker is not None and is_limited else None,
                 tool_parser=ToolParser(is_parallel=request.tools.is_parallel) if request.tools else None,
                 speaker=speaker,
+                on_text=None if image_prompt is None else image_prompt.finish,
             )
         output = self._add_audio(graph, request, self._entry, voice) or graph.text
         assert output is not None
@@ -397,6 +428,10 @@ class Orchestrator:
             ids.count(p) for p in (placeholders.audio, placeholders.image, placeholders.video)
         )
         return PromptTokens(len(ids), len(ids) - audio - image - video, audio, image, video)
+
+
+def _user_message(text: str) -> tuple[ChatMessage, ...]:
+    return (ChatMessage("user", (TextPart(text),)),)
 
 
 def _num_chars(message: ChatMessage) -> int:

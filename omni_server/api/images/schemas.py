@@ -4,22 +4,16 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from omni_server.api.schemas import Seed
+from omni_server.api.image_options import MAX_PROMPT_CHARACTERS, ImageFormat, ImageOptions
 from omni_server.api.validation import Integer
 
 MAX_IMAGES = 10
 """Per request; OpenAI's limit."""
-MAX_PROMPT_CHARACTERS = 32_000
-"""OpenAI's limit."""
 MAX_PARTIAL_IMAGES = 3
 """OpenAI's limit."""
-MAX_GUIDANCE = 20
-
-ImageFormat = Literal["png", "jpeg", "webp"]
-Guidance = Annotated[float, Field(ge=0, le=MAX_GUIDANCE)]
 
 
-class ImageFields(BaseModel):
+class ImageFields(ImageOptions):
     """Fields of both endpoints. Those that are not listed are accepted and ignored, as clients send many,
     except for those that would change the image (`omni_server.api.images.parse`)."""
 
@@ -31,15 +25,8 @@ class ImageFields(BaseModel):
     """What the image shows, or what to change; not only white space."""
     n: Annotated[Integer, Field(ge=1, le=MAX_IMAGES)] | None = None
     """How many images; 1 is the default. With a seed, the second image has the next seed, and so on."""
-    size: Annotated[str, Field(examples=["auto", "1024x1024"])] | None = None
-    """Width and height in pixels; `auto`, the default, is the model's. An edit then has the shape of the
-    first image."""
     response_format: Literal["b64_json"] | None = None
     """The server keeps no files, so it has no URLs."""
-    output_format: ImageFormat | None = None
-    """`png` is the default."""
-    output_compression: Annotated[Integer, Field(ge=0, le=100)] | None = None
-    """Quality of `jpeg` and `webp`; 100, the default, is the best."""
     stream: bool | None = None
     """Server-sent events, for one image."""
     partial_images: Annotated[Integer, Field(ge=0, le=MAX_PARTIAL_IMAGES)] | None = None
@@ -51,17 +38,6 @@ class ImageFields(BaseModel):
     user: str | None = None
     safety_identifier: str | None = None
 
-    seed: Seed | None = None
-    """Extension: makes the images repeatable."""
-    negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
-    """Extension: what the image must not show."""
-    num_inference_steps: Annotated[Integer, Field(ge=1)] | None = None
-    """Extension: denoising steps, up to the server's limit."""
-    guidance_scale: Guidance | None = None
-    """Extension: how closely the image follows the prompt."""
-    true_cfg_scale: Guidance | None = None
-    """Extension: classifier-free guidance of models whose `guidance_scale` is distilled; needs a negative
-    prompt."""
     include_parameters: bool | None = None
     """Extension: write the request and its seed into the text chunk `parameters` of each PNG, as JSON."""
 
