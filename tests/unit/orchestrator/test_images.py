@@ -48,6 +48,7 @@ class FakePainter:
         self.error: OmniError | None = None
         self.gate = asyncio.Event()
         self.gate.set()
+        self.began = asyncio.Event()
         self.payloads: list[bytes] = []
         self.num_tokens: list[int] = []
         self.num_active = 0
@@ -69,6 +70,7 @@ class FakePainter:
         self.payloads.append(payload)
         self.num_tokens.append(len(token_ids))
         self.num_active += 1
+        self.began.set()
         try:
             await self.gate.wait()
             if self.error is not None:
