@@ -68,7 +68,7 @@ def gpus(sizes: list[float]) -> list[Gpu]:
 
 
 def test_every_shipped_config_for_certain_models_is_computed_here() -> None:
-    for_any_pipeline = {"diffusers", "diffusers.demo-cpu"}
+    for_any_pipeline = {"chain.2gpu", "diffusers", "diffusers.demo-cpu"}
     assert shipped_configs().keys() == ON_GPUS.keys() | ON_CPUS.keys() | for_any_pipeline
 
 
