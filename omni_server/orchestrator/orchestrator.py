@@ -229,7 +229,7 @@ class Orchestrator:
         decoder = self._image_decoder()
         graph = RequestGraph(request.request_id)
         graph.add(ImageTask(graph, decoder, prompt, size))
-        return graph, PromptTokens(num_tokens, num_tokens, 0, 0, 0)
+        return graph, PromptTokens(num_tokens, text=0, audio=0, image=num_tokens, video=0)
 
     def _image_decoder(self) -> Decoder:
         return Decoder([stage.choose() for stage in self._diffusion_stages(self._painter)])

@@ -237,15 +237,16 @@ def _render(
 
 
 def _usage(prompt: PromptTokens, sizes: Sequence[ImageSize]) -> ImageUsage:
-    """`prompt` counts the tokens of one image, and those of the images to edit."""
+    """`prompt` counts the tokens of one image and those of the images to edit, or the text of which a text model
+    makes the prompt."""
     made = [num_image_tokens(size.width, size.height) for size in sizes]
-    num_given = max(0, prompt.total - made[0])
+    num_given = max(0, prompt.image - made[0])
     return ImageUsage(
-        input_tokens=num_given,
-        input_tokens_details=InputTokens(image_tokens=num_given, text_tokens=0),
+        input_tokens=num_given + prompt.text,
+        input_tokens_details=InputTokens(image_tokens=num_given, text_tokens=prompt.text),
         output_tokens=sum(made),
         output_tokens_details=OutputTokens(image_tokens=sum(made), text_tokens=0),
-        total_tokens=num_given + sum(made),
+        total_tokens=num_given + prompt.text + sum(made),
     )
 
 

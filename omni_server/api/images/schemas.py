@@ -59,7 +59,7 @@ class ImageEditForm(ImageFields):
 class InputTokens(BaseModel):
     image_tokens: int
     text_tokens: int
-    """0: pipelines do not report the tokens of prompts."""
+    """Of a text model that writes the prompt. Pipelines do not report theirs."""
 
 
 class OutputTokens(BaseModel):

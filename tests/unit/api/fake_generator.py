@@ -80,6 +80,8 @@ VERSATILE_MODEL = replace(
 """No endpoint refuses it."""
 
 PROMPT = PromptTokens(total=20, text=12, audio=5, image=2, video=1, cached=3)
+IMAGE_PROMPT = PromptTokens(total=20, text=0, audio=0, image=20, video=0)
+"""Of a model that writes no text: the image's own tokens, and those of the images to edit."""
 # Bytes and line breaks that careless code cuts apart.
 WORDS = ("Hello", " wörld", "", " 👋🏽", "\u2028", "!")
 TEXT = "".join(WORDS)
@@ -149,9 +151,9 @@ def preview_of(image: ImageOutput, index: int) -> npt.NDArray[np.uint8]:
 
 
 class FakeGeneration:
-    def __init__(self, request_id: str, script: Sequence[ScriptEntry]) -> None:
+    def __init__(self, request_id: str, script: Sequence[ScriptEntry], prompt: PromptTokens = PROMPT) -> None:
         self.request_id = request_id
-        self.prompt = PROMPT
+        self.prompt = prompt
         self.num_closed = 0
         self.closed = asyncio.Event()
         self._script = script
@@ -212,7 +214,8 @@ class FakeGenerator:
             script = image_script(request.image)
         elif script is None:
             script = speech_script() if request.speech is not None else text_script()
-        generation = FakeGeneration(request.request_id, script)
+        is_picture = request.image is not None and self.model_info.text_stage is None
+        generation = FakeGeneration(request.request_id, script, IMAGE_PROMPT if is_picture else PROMPT)
         self.generations.append(generation)
         return generation
 

@@ -16,10 +16,11 @@ from omni_server.api.streaming import KEEP_ALIVE
 from omni_server.errors import InvalidRequestError, StageDeadError
 from omni_server.images import ImageDone, ImageOutput, ImageProgress, ImageSize
 from omni_server.types import TextDelta, TextDone
-from tests.unit.api.clients import app_of, chat, error_of, openai_client, post
+from tests.unit.api.clients import app_of, chat, error_of, http_client, openai_client, post
 from tests.unit.api.fake_generator import (
     EDITING_MODEL,
     MODEL,
+    PROMPT,
     TEXT,
     TEXT_ONLY_MODEL,
     FakeGenerator,
@@ -166,3 +167,14 @@ async def test_a_failure_after_the_text_is_an_error_of_the_stream() -> None:
     body = (await answer(drawer(script), **BOTH, stream=True)).text
     assert '"code":"engine_dead"' in body
     assert "[DONE]" not in body
+
+
+async def test_the_usage_of_the_image_endpoint_counts_the_text_model_s_prompt() -> None:
+    async with http_client(app_of(drawer())) as client:
+        response = await client.post(
+            "/v1/images/generations", json={"prompt": "A lighthouse", "size": "48x32"}
+        )
+    assert response.status_code == 200, response.text
+    usage = response.json()["usage"]
+    assert usage["input_tokens_details"] == {"image_tokens": 0, "text_tokens": PROMPT.text}
+    assert usage["total_tokens"] == PROMPT.text + 3 * 2
