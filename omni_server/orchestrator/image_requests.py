@@ -1,15 +1,20 @@
 """Checks requests for images against the model, and renders them."""
 
+import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
+from typing import cast
 
-from omni_server.config.stages import CommonStage
+from omni_server.config.pipeline import Text
+from omni_server.config.stage_config import StageConfig
+from omni_server.edge import ImagePromptFunction, load_edge_function
 from omni_server.engine.prompt_rendering import context_length_exceeded
 from omni_server.errors import InvalidRequestError
 from omni_server.family import DiffusionPrompt, FamilyModel
 from omni_server.images import ImageFeatures, ImageOutput, ImageSize
-from omni_server.types import ChatMessage, ImagePart
+from omni_server.orchestrator.image_task import WrittenPrompt
+from omni_server.types import ChatMessage, ImagePart, TextPart
 
 _PLAIN = ImageOutput()
 _PARAMETERS = tuple(field.name for field in fields(ImageOutput) if field.name not in ("size", "seed"))
@@ -18,13 +23,36 @@ _PARAMETERS = tuple(field.name for field in fields(ImageOutput) if field.name no
 class ImageRequests:
     """What a deployment's requests for images may contain."""
 
-    def __init__(self, family: FamilyModel, stage: CommonStage) -> None:
-        """`stage` gets the prompt."""
+    def __init__(self, family: FamilyModel, config: StageConfig, entry: str) -> None:
+        edge = config.edge_from(entry, Text)
+        self.stage = entry if edge is None else edge.target
+        """The stage that gets the prompt of an image, if there is one."""
+        self._to_prompt: ImagePromptFunction | None = None
+        if edge is not None:
+            assert edge.function is not None
+            self._to_prompt = cast(ImagePromptFunction, load_edge_function(edge.function))
         self._family = family
-        self._max_model_len = stage.max_model_len
-        self.features: ImageFeatures = family.image_features(stage)
+        self._max_model_len = config.stages[self.stage].max_model_len
+        self.features: ImageFeatures = family.image_features(config.stages[self.stage])
         self.sizes = _fitting_sizes(family.image_sizes, self.features)
         """The default first; empty without images."""
+
+    @property
+    def has_written_prompts(self) -> bool:
+        """Whether the entry writes the prompts of images; otherwise they are the caller's."""
+        return self._to_prompt is not None
+
+    async def written(self, image: ImageOutput) -> tuple[WrittenPrompt, ImageSize]:
+        """Returns the prompt that is to be written, and the size of the image. Raises `InvalidRequestError`,
+        before anything is written, for what the model or its stage cannot draw."""
+        assert self._to_prompt is not None
+        _, size = await asyncio.to_thread(self.render, _user_message(""), image)
+
+        def render(text: str) -> DiffusionPrompt:
+            prompt, _ = self.render(_user_message(text), replace(image, size=size))
+            return prompt
+
+        return WrittenPrompt(self._to_prompt, render), size
 
     def render(
         self, messages: Sequence[ChatMessage], image: ImageOutput
@@ -74,6 +102,10 @@ class ImageRequests:
                 f"{free.multiple}, and a ratio of at most {free.max_ratio:g}"
             )
         raise InvalidRequestError(f"size {image.size} is not offered; sizes are {known}{more}", param="size")
+
+
+def _user_message(text: str) -> tuple[ChatMessage, ...]:
+    return (ChatMessage("user", (TextPart(text),)),)
 
 
 def _fitting_sizes(sizes: tuple[ImageSize, ...], features: ImageFeatures) -> tuple[ImageSize, ...]:

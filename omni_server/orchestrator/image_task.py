@@ -18,8 +18,10 @@ from omni_server.protocol.images import StageEvent, StepProgress
 class WrittenPrompt:
     """The prompt of an image that another stage is still writing."""
 
-    def __init__(self, render: Callable[[str], DiffusionPrompt]) -> None:
-        """`render` gets the whole text, in a thread. It may raise `OmniError`."""
+    def __init__(self, to_prompt: Callable[[str], str], render: Callable[[str], DiffusionPrompt]) -> None:
+        """`to_prompt` gets the whole text, and `render` the prompt, both in a thread. They may raise
+        `OmniError`."""
+        self._to_prompt = to_prompt
         self._render = render
         self._text: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -27,9 +29,10 @@ class WrittenPrompt:
         """`text` is all that the stage has written."""
         self._text.set_result(text)
 
-    async def rendered(self) -> DiffusionPrompt:
-        """Waits for the text."""
-        return await asyncio.to_thread(self._render, await self._text)
+    async def rendered(self) -> tuple[str, DiffusionPrompt]:
+        """Waits for the text; returns the prompt, too, as it was before rendering."""
+        prompt = await asyncio.to_thread(self._to_prompt, await self._text)
+        return prompt, await asyncio.to_thread(self._render, prompt)
 
 
 @dataclass(eq=False)
@@ -42,10 +45,10 @@ class ImageTask:
     size: ImageSize
 
     async def run(self) -> None:
-        graph, decoder, prompt = self.graph, self.decoder, self.prompt
+        graph, decoder, prompt, written = self.graph, self.decoder, self.prompt, None
         async with decoder.needed():
             if isinstance(prompt, WrittenPrompt):
-                prompt = await prompt.rendered()
+                written, prompt = await prompt.rendered()
             graph.timeline.mark_submitted(decoder.first_stage)
             result = await decoder.run(
                 graph.request_id,
@@ -56,7 +59,8 @@ class ImageTask:
             )
         graph.timeline.mark_output(decoder.name)
         # In a thread: an image of 2048x2048 takes 50 ms.
-        graph.emit(ImageDone(await asyncio.to_thread(_pixels, decoder.name, result, self.size)))
+        pixels = await asyncio.to_thread(_pixels, decoder.name, result, self.size)
+        graph.emit(ImageDone(pixels, written))
 
     def _take(self, event: StageEvent) -> None:
         if isinstance(event, StepProgress):

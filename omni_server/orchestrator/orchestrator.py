@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.config.pipeline import Embeddings, Tensor, Text, TokenFrames
+from omni_server.config.pipeline import Embeddings, Tensor, TokenFrames
 from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.config.stages import ArStage
-from omni_server.edge import CodecEdgeFactory, ImagePromptFunction, load_edge_function
+from omni_server.edge import CodecEdgeFactory, load_edge_function
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
@@ -27,7 +27,7 @@ from omni_server.errors import (
     StageDownError,
 )
 from omni_server.family import CodecLayout, DiffusionPrompt, EmbeddingsPrompt, FamilyModel
-from omni_server.images import ImageOutput
+from omni_server.images import ImageOutput, ImageSize
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.image_requests import ImageRequests
 from omni_server.orchestrator.image_task import ImageTask, WrittenPrompt
@@ -38,6 +38,7 @@ from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_grammar import turn_grammar
 from omni_server.orchestrator.tool_parser import ToolParser
+from omni_server.protocol.images import num_image_tokens
 from omni_server.protocol.rows import RowsInput, RowsOutput
 from omni_server.types import (
     ChatMessage,
@@ -99,15 +100,7 @@ class Orchestrator:
                 self._decoders[edge.source] = self._decoder(edge, payload)
         self._running: dict[str, RequestRun] = {}
         self._is_closed = False
-        self._text_edge = config.edge_from(self._entry, Text)
-        self._painter = self._entry if self._text_edge is None else self._text_edge.target
-        """The stage that gets the prompt of an image, if there is one."""
-        self._image_prompt: ImagePromptFunction | None = None
-        """None if the prompt is the caller's."""
-        if self._text_edge is not None:
-            assert self._text_edge.function is not None
-            self._image_prompt = cast(ImagePromptFunction, load_edge_function(self._text_edge.function))
-        self.images = ImageRequests(family, config.stages[self._painter])
+        self.images = ImageRequests(family, config, self._entry)
         self.num_corrupt: Counter[tuple[str, str]] = Counter()
         """Requests that ended with a `CorruptDataError`, by stage and kind."""
 
@@ -174,7 +167,7 @@ class Orchestrator:
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic() if request.began_at is None else request.began_at
         voice = None if request.speech is None else self._voice(request.speech)
-        if request.image is not None and self._image_prompt is None:
+        if request.image is not None and not self.images.has_written_prompts:
             graph, tokens = await self._image_graph(request, request.image)
         else:
             graph, tokens = await self._ar_graph(request, outputs, voice, deadline_s, began)
@@ -197,7 +190,7 @@ class Orchestrator:
         wanted: set[Output] = {"image"} if request.image is not None else {"text"}
         if request.speech is not None:
             wanted.add("audio")
-        if "image" in wanted and self._image_prompt is not None:
+        if "image" in wanted and self.images.has_written_prompts:
             wanted.add("text")  # of which the image is made
         if "audio" in wanted and "audio" not in available:
             raise InvalidRequestError("this model is served without speech", param="modalities")
@@ -225,29 +218,17 @@ class Orchestrator:
         self, request: OmniRequest, image: ImageOutput
     ) -> tuple[RequestGraph, PromptTokens]:
         prompt, size = await asyncio.to_thread(self.images.render, request.messages, image)
-        num_tokens = len(prompt.token_ids)
-        decoder = self._image_decoder()
         graph = RequestGraph(request.request_id)
+        self._add_image(graph, prompt, size)
+        num_given = len(prompt.token_ids) - graph.num_image_tokens
+        return graph, PromptTokens(num_given, text=0, audio=0, image=num_given, video=0)
+
+    def _add_image(
+        self, graph: RequestGraph, prompt: DiffusionPrompt | WrittenPrompt, size: ImageSize
+    ) -> None:
+        decoder = Decoder([stage.choose() for stage in self._diffusion_stages(self.images.stage)])
+        graph.num_image_tokens = num_image_tokens(size.width, size.height)
         graph.add(ImageTask(graph, decoder, prompt, size))
-        return graph, PromptTokens(num_tokens, text=0, audio=0, image=num_tokens, video=0)
-
-    def _image_decoder(self) -> Decoder:
-        return Decoder([stage.choose() for stage in self._diffusion_stages(self._painter)])
-
-    async def _add_image(self, graph: RequestGraph, image: ImageOutput) -> WrittenPrompt:
-        """Adds the task that draws an image of the text. Raises `InvalidRequestError`, before anything is written,
-        for an image that the model or its stage cannot draw."""
-        to_prompt, images = self._image_prompt, self.images
-        assert to_prompt is not None
-        _, size = await asyncio.to_thread(images.render, _user_message(""), image)
-
-        def render(text: str) -> DiffusionPrompt:
-            prompt, _ = images.render(_user_message(to_prompt(text)), replace(image, size=size))
-            return prompt
-
-        prompt = WrittenPrompt(render)
-        graph.add(ImageTask(graph, self._image_decoder(), prompt, size))
-        return prompt
 
     async def _ar_graph(
         self,
@@ -307,7 +288,10 @@ class Orchestrator:
                 spans = None if fed.text is None else fed.text.spans
                 add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply, spans=spans))
             speaker = self._add_speaker(graph, request, edge.target, voice, fed, is_limited=is_limited)
-        image_prompt = None if request.image is None else await self._add_image(graph, request.image)
+        image_prompt: WrittenPrompt | None = None
+        if request.image is not None:
+            image_prompt, size = await self.images.written(request.image)
+            self._add_image(graph, image_prompt, size)
         if is_text:
             graph.text = TextOutput(
                 graph,
@@ -428,10 +412,6 @@ class Orchestrator:
             ids.count(p) for p in (placeholders.audio, placeholders.image, placeholders.video)
         )
         return PromptTokens(len(ids), len(ids) - audio - image - video, audio, image, video)
-
-
-def _user_message(text: str) -> tuple[ChatMessage, ...]:
-    return (ChatMessage("user", (TextPart(text),)),)
 
 
 def _num_chars(message: ChatMessage) -> int:

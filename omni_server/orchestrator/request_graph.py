@@ -71,6 +71,8 @@ class RequestGraph:
         self.timeline = RequestTimeline()
         self.text: TextOutput | None = None
         self.audio: AudioTask | None = None
+        self.num_image_tokens = 0
+        """Of the image that is drawn."""
         self._tasks: list[GraphTask] = []
 
     def add(self, task: TaskT) -> TaskT:
@@ -111,7 +113,7 @@ class RequestGraph:
             num_frames = self.audio.num_frames
             if self.audio.finish_reason == "length":
                 reason = "length"
-        return reason, Usage(replace(prompt, cached=num_cached), num_text, num_frames)
+        return reason, Usage(replace(prompt, cached=num_cached), num_text, num_frames, self.num_image_tokens)
 
 
 @dataclass(eq=False)

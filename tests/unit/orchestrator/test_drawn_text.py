@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import aclosing
 from pathlib import Path
 from types import MappingProxyType
 from typing import cast
@@ -15,7 +16,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
-from omni_server.errors import InvalidRequestError, StageDeadError
+from omni_server.errors import CorruptDataError, InvalidRequestError, StageDeadError
 from omni_server.family import FamilyModel
 from omni_server.images import ImageDone, ImageOutput, ImageSize
 from omni_server.omni import warm_up_request
@@ -23,8 +24,10 @@ from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.types import (
     ChatMessage,
     Finished,
+    OmniEvent,
     OmniRequest,
     TextDelta,
+    TextDone,
     TextPart,
 )
 from tests.toy_families import image_only
@@ -92,10 +95,13 @@ async def test_the_image_is_drawn_of_the_whole_text_when_it_is_complete() -> Non
     told = await events
     assert chain.drawn == [ImageInput("A LIGHTHOUSE", 48, 32, 7)]
     assert "".join(event.text for event in told if isinstance(event, TextDelta)) == "a lighthouse"
-    assert cast(ImageDone, only(ImageDone, told)).pixels.shape == (32, 48, 3)
+    image = cast(ImageDone, only(ImageDone, told))
+    assert (image.pixels.shape, image.prompt) == ((32, 48, 3), "A LIGHTHOUSE")
     finished = told[-1]
     assert isinstance(finished, Finished)
-    assert (finished.finish_reason, finished.usage.prompt.total, finished.usage.text_tokens) == ("stop", 3, 3)
+    usage = finished.usage
+    assert (finished.finish_reason, usage.prompt.total, usage.text_tokens) == ("stop", 3, 3)
+    assert usage.image_tokens == 3 * 2
     assert list(finished.times) == ["writer", "painter"]
 
 
@@ -126,6 +132,49 @@ async def test_a_painter_that_dies_while_the_text_is_written_ends_the_request() 
     with pytest.raises(StageDeadError, match="painter"):
         await events
     assert chain.writer.stream.num_closed == 1
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_painter_that_fails_after_the_text_was_written_ends_the_request(is_killed: bool) -> None:
+    chain = Chain()
+    chain.painter.gate.clear()
+    run = await chain.orchestrator.submit(request(ImageOutput()))
+    told: list[OmniEvent] = []
+
+    async def read() -> None:
+        async for event in run:
+            told.append(event)
+
+    reading = asyncio.create_task(read())
+    await settle()
+    chain.writer.stream.send(256, text="A boat", finish="stop")
+    async with asyncio.timeout(10):
+        await chain.painter.began.wait()
+    if is_killed:
+        chain.painter.life.went_down("killed")
+    else:
+        chain.painter.error = CorruptDataError("painter", "samples", "pixels that are NaN")
+        chain.painter.gate.set()
+    with pytest.raises(StageDeadError if is_killed else CorruptDataError, match="painter"):
+        await reading
+    assert kinds(told) == ["TextDelta", "TextDone"]
+    assert (chain.painter.num_active, chain.writer.stream.num_closed) == (0, 1)
+    assert chain.orchestrator.num_running == 0
+
+
+async def test_a_client_that_leaves_between_text_and_image_frees_both_stages() -> None:
+    chain = Chain()
+    run = await chain.orchestrator.submit(request(ImageOutput()))
+    await settle()
+    chain.writer.stream.send(256, text="A boat", finish="stop")
+    async with asyncio.timeout(10):
+        async with aclosing(aiter(run)) as events:
+            async for event in events:
+                if isinstance(event, TextDone):
+                    break
+    assert chain.painter.num_active == 0
+    assert chain.writer.stream.num_closed == 1
+    assert chain.orchestrator.num_running == 0
 
 
 async def test_a_client_that_leaves_while_the_image_is_drawn_frees_both_stages() -> None:
