@@ -1,10 +1,10 @@
-"""What requests say about an image: fields of the image endpoints, and of `image` in a chat."""
+"""What requests say about an image: fields of the image endpoints and of chats."""
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from omni_server.api.validation import ExactModel, Integer, Seed
+from omni_server.api.validation import Integer, Seed
 
 MAX_PROMPT_CHARACTERS = 32_000
 """OpenAI's limit."""
@@ -35,7 +35,3 @@ class ImageOptions(BaseModel):
     true_cfg_scale: Guidance | None = None
     """Extension: classifier-free guidance of models whose `guidance_scale` is distilled; needs a negative
     prompt."""
-
-
-class ChatImage(ImageOptions, ExactModel):
-    """`image` of a chat that asks for one."""

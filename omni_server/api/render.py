@@ -2,14 +2,15 @@
 
 import base64
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field
 
-from omni_server.api.image_options import ChatImage
+from omni_server.api.answer_stream import total_usage
+from omni_server.api.image_options import ImageOptions
 from omni_server.api.images.files import data_url
 from omni_server.api.streaming import DONE, FrameTemplate, frame
 from omni_server.audio.base64_stream import Base64Stream
@@ -45,6 +46,8 @@ class CompletionTokensDetails(BaseModel):
     text_tokens: int
     audio_tokens: int
     """Codec frames that became audio."""
+    image_tokens: int
+    """Not an OpenAI field: squares of 16 x 16 pixels of the images."""
     reasoning_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
@@ -53,7 +56,7 @@ class CompletionTokensDetails(BaseModel):
 class CompletionUsage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
-    """Text tokens and codec frames."""
+    """Text tokens, codec frames and image tokens."""
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
@@ -91,6 +94,8 @@ class MessageImage(BaseModel):
     index: int
     """By which OpenAI's client puts the images of a stream together."""
     image_url: ImageUrl
+    revised_prompt: str | None = Field(default=None, exclude_if=lambda prompt: prompt is None)
+    """What a text model wrote for it; absent if the image is drawn of the last user message."""
 
 
 class AssistantMessage(BaseModel):
@@ -200,7 +205,7 @@ class Answer:
     """Both None if the answer is text only."""
     text_in_content: bool
     """The transcript is also in `content`."""
-    image: ChatImage | None
+    image: ImageOptions | None
     """None unless the answer has an image."""
     has_text: bool
     """False if only the image of the text was asked for."""
@@ -234,7 +239,7 @@ class Answer:
 
 
 def completion_usage(usage: Usage) -> CompletionUsage:
-    completion_tokens = usage.text_tokens + usage.codec_tokens
+    completion_tokens = usage.text_tokens + usage.codec_tokens + usage.image_tokens
     return CompletionUsage(
         prompt_tokens=usage.prompt.total,
         completion_tokens=completion_tokens,
@@ -249,19 +254,11 @@ def completion_usage(usage: Usage) -> CompletionUsage:
         completion_tokens_details=CompletionTokensDetails(
             text_tokens=usage.text_tokens,
             audio_tokens=usage.codec_tokens,
+            image_tokens=usage.image_tokens,
             reasoning_tokens=0,
             accepted_prediction_tokens=0,
             rejected_prediction_tokens=0,
         ),
-    )
-
-
-def total_usage(usages: Sequence[Usage]) -> Usage:
-    """Adds up all choices of one prompt."""
-    return replace(
-        usages[0],
-        text_tokens=sum(usage.text_tokens for usage in usages),
-        codec_tokens=sum(usage.codec_tokens for usage in usages),
     )
 
 
@@ -284,7 +281,7 @@ class CollectedChoice:
         self._text: list[str] = []
         self._audio: list[npt.NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)]
         self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of the arguments
-        self._images: list[npt.NDArray[np.uint8]] = []  # each [height, width, 3]
+        self._images: list[ImageDone] = []
         self._logprobs: list[SampledToken] | None = [] if with_logprobs else None
         self._finished: Finished | None = None
 
@@ -301,7 +298,7 @@ class CollectedChoice:
             case AudioDelta():
                 self._audio.append(event.samples)
             case ImageDone():
-                self._images.append(event.pixels)
+                self._images.append(event)
             case Finished():
                 self._finished = event
 
@@ -332,8 +329,9 @@ class CollectedChoice:
         ]
         images: list[MessageImage] | None = None
         if answer.image is not None:
-            urls = [data_url(pixels, answer.image) for pixels in self._images]
-            images = [_message_image(url, position) for position, url in enumerate(urls)]
+            images = [
+                _message_image(data_url(image.pixels, answer.image), image.prompt) for image in self._images
+            ]
         is_without_text = is_spoken_only or self.is_call or not answer.has_text
         return Choice(
             index=index,
@@ -414,8 +412,9 @@ class ChoiceRenderer:
         """A frame with new audio, or b"" if the data is too short."""
         return self._audio(self._base64.push(data))
 
-    def image(self, url: str) -> bytes:
-        return frame(self._chunk(Delta(images=[_message_image(url)])))
+    def image(self, url: str, prompt: str | None) -> bytes:
+        """`prompt` is what a text model wrote for it."""
+        return frame(self._chunk(Delta(images=[_message_image(url, prompt)])))
 
     def tool_call(self, piece: ToolCallDelta) -> bytes:
         self._has_calls = True
@@ -454,8 +453,8 @@ class ChoiceRenderer:
         return self._answer.chunk([choice])
 
 
-def _message_image(url: str, index: int = 0) -> MessageImage:
-    return MessageImage(type="image_url", index=index, image_url=ImageUrl(url=url))
+def _message_image(url: str, prompt: str | None) -> MessageImage:
+    return MessageImage(type="image_url", index=0, image_url=ImageUrl(url=url), revised_prompt=prompt)
 
 
 def _logprob(token: TokenLogprob) -> TopLogprob:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag
 
-from omni_server.api.image_options import ChatImage
+from omni_server.api.image_options import ImageOptions
 from omni_server.api.validation import ExactModel, Integer, Metadata, Seed, at_most
 from omni_server.audio.formats import AUDIO_FORMATS
 
@@ -313,8 +313,9 @@ def _listed(stop: object) -> object:
 StopStrings = Annotated[list[NonEmpty], Field(max_length=4)]
 
 
-class ChatCompletionRequest(SamplingFields):
-    """Fields that are not listed are accepted and ignored, as clients send many."""
+class ChatCompletionRequest(SamplingFields, ImageOptions):
+    """Fields that are not listed are accepted and ignored, as clients send many. Those of images are ignored
+    without an image."""
 
     model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
 
@@ -322,12 +323,10 @@ class ChatCompletionRequest(SamplingFields):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     modalities: Annotated[list[Modality], Field(min_length=1, fail_fast=True)] | None = None
     """`["text", "audio"]` and `["audio"]` ask for speech and its transcript. Extension: `["text", "image"]` asks
-    for text and an image of it, and `["image"]` for the image alone."""
+    for text and an image of it, and `["image"]` for the image alone, which is the default of a model that only
+    draws."""
     audio: AudioOutput | None = None
     """`voice` and `format` of the speech; required where `modalities` contain "audio", ignored elsewhere."""
-    image: ChatImage | None = None
-    """Extension: size, file format and other parameters of the image; ignored where `modalities` do not contain
-    "image"."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -336,7 +335,7 @@ class ChatCompletionRequest(SamplingFields):
     max_tokens: Count | None = None
     """The older name; `max_completion_tokens` wins."""
     seed: Seed | None = None
-    """Of the text, and of the speech unless `stage_sampling` has a seed for it."""
+    """Of the text, of the image, and of the speech unless `stage_sampling` has a seed for it."""
     stop: (
         Annotated[StopStrings, BeforeValidator(_listed, json_schema_input_type=NonEmpty | StopStrings)] | None
     ) = None
@@ -346,7 +345,8 @@ class ChatCompletionRequest(SamplingFields):
     """Extension: sampling of the stage that samples codec tokens, by its name, as `{"talker": {...}}`. The
     fields above do not change it."""
     n: Annotated[Integer, Field(ge=1, le=128)] | None = None
-    """Only 1 for an answer by voice, and at most 8 where messages contain audio or images."""
+    """Only 1 for an answer by voice or a stream with an image, at most 10 with an image, and at most 8 where
+    messages contain audio or images."""
 
     logprobs: bool | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None

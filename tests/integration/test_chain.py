@@ -33,7 +33,9 @@ BODY: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "A lighthouse"}],
     "modalities": ["text", "image"],
-    "image": {"size": f"{SIDE}x{SIDE}", "seed": SEED, "num_inference_steps": NUM_STEPS},
+    "size": f"{SIDE}x{SIDE}",
+    "seed": SEED,
+    "num_inference_steps": NUM_STEPS,
     "temperature": 0,
     "max_tokens": 12,
     "ignore_eos": True,
@@ -73,45 +75,41 @@ def test_a_text_model_writes_what_a_pipeline_draws(tmp_path: Path) -> None:
     config.write_text(
         yaml.safe_dump({"model_family": "stages.chain:FAMILY", "platform": "cpu", "stages": STAGES})
     )
-    server = ServerProcess(folder, tmp_path / "log.txt", "--stage-config", str(config), has_queue=False)
-    try:
-        with (
-            server.client() as client,
-            openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as official,
+    with (
+        ServerProcess(folder, tmp_path / "log.txt", "--stage-config", str(config), has_queue=False) as server,
+        server.client() as client,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as official,
+    ):
+        card = client.get(f"/v1/models/{MODEL}").json()
+        text, image = answered(client.post(URL, json=BODY))
+        with ThreadPoolExecutor(4) as pool:
+            crowd = list(pool.map(lambda _: answered(client.post(URL, json=BODY)), range(4)))
+        streamed, images = "", []
+        extensions = {
+            name: BODY[name] for name in ("modalities", "size", "num_inference_steps", "ignore_eos")
+        }
+        for chunk in official.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "A lighthouse"}],
+            temperature=0,
+            max_tokens=12,
+            seed=SEED,
+            stream=True,
+            extra_body=extensions,
         ):
-            card = client.get(f"/v1/models/{MODEL}").json()
-            text, image = answered(client.post(URL, json=BODY))
-            with ThreadPoolExecutor(4) as pool:
-                crowd = list(pool.map(lambda _: answered(client.post(URL, json=BODY)), range(4)))
-            streamed, images = "", []
-            extensions = {"image": BODY["image"], "modalities": ["text", "image"], "ignore_eos": True}
-            for chunk in official.chat.completions.create(
-                model=MODEL,
-                messages=[{"role": "user", "content": "A lighthouse"}],
-                temperature=0,
-                max_tokens=12,
-                stream=True,
-                extra_body=extensions,
-            ):
-                streamed += chunk.choices[0].delta.content or ""
-                images += (chunk.choices[0].delta.model_extra or {}).get("images", [])
-            written = client.post(URL, json=BODY | {"modalities": ["text"]}).json()["choices"][0]["message"]
-            large = client.post(URL, json=BODY | {"image": {"size": "1024x1024"}})
-            generated = client.post(
-                "/v1/images/generations",
-                json={"prompt": "A lighthouse", "size": "64x64", "num_inference_steps": NUM_STEPS},
-            )
-            endless = BODY | {"stream": True, "image": BODY["image"] | {"num_inference_steps": 200}}
-            with client.stream("POST", URL, json=endless) as stream:
-                wait_until(
-                    lambda: any('"image"' in line for line in active(client)), 30.0, lambda: server.log
-                )
-                next(stream.iter_lines())  # and then the client is gone
-            wait_until(lambda: not active(client), 30.0, lambda: server.log)
-    finally:
-        code = server.terminate()
-    assert code == 0, server.log
-    server.wait_until_nothing_is_left()
+            streamed += chunk.choices[0].delta.content or ""
+            images += (chunk.choices[0].delta.model_extra or {}).get("images", [])
+        written = client.post(URL, json=BODY | {"modalities": ["text"]}).json()["choices"][0]["message"]
+        large = client.post(URL, json=BODY | {"size": "1024x1024"})
+        generated = client.post(
+            "/v1/images/generations",
+            json={"prompt": "A lighthouse", "size": "64x64", "num_inference_steps": NUM_STEPS},
+        )
+        endless = BODY | {"stream": True, "num_inference_steps": 200}
+        with client.stream("POST", URL, json=endless) as stream:
+            wait_until(lambda: any('"image"' in line for line in active(client)), 30.0, lambda: server.log)
+            next(stream.iter_lines())  # and then the client is gone
+        wait_until(lambda: not active(client), 30.0, lambda: server.log)
     assert card["modalities"] == {"input": ["text"], "output": ["text", "image"]}
     assert text
     np.testing.assert_array_equal(image, drawn_by_the_pipeline(folder, image_prompt(text)))
@@ -122,5 +120,6 @@ def test_a_text_model_writes_what_a_pipeline_draws(tmp_path: Path) -> None:
     (part,) = images
     np.testing.assert_array_equal(pixels(part["image_url"]["url"]), image)
     assert "images" not in written
-    assert (large.status_code, large.json()["error"]["param"]) == (400, "image.size")
+    assert (large.status_code, large.json()["error"]["param"]) == (400, "size")
     assert generated.status_code == 200, generated.text
+    assert generated.json()["data"][0]["revised_prompt"]

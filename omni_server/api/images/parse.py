@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from omni_server.api.answer_stream import submit_all
 from omni_server.api.config import ApiConfig
-from omni_server.api.image_options import ImageOptions
+from omni_server.api.image_options import MAX_PROMPT_CHARACTERS, ImageOptions
 from omni_server.api.images.schemas import ImageFields
 from omni_server.api.parse import check_extra_fields, check_model
 from omni_server.api.state import ObservedGenerator
@@ -76,10 +76,7 @@ def image_output(fields: ImageFields, model: ModelInfo, limits: ImageLimits) -> 
     if not model.image_sizes:
         raise unsupported(f"The model '{model.name}' does not generate images.", "model")
     check_extra_fields(fields.model_extra, _HARMLESS_VALUES, _HINTS)
-    if not fields.prompt.strip():
-        raise InvalidRequestError(
-            "Invalid 'prompt': it says nothing about the image.", param="prompt", code="empty_string"
-        )
+    check_prompt(fields.prompt, "prompt")
     if fields.include_parameters and fields.output_format not in (None, "png"):
         raise InvalidRequestError(
             "'include_parameters' is allowed only where 'output_format' is 'png'.", param="include_parameters"
@@ -94,6 +91,20 @@ def image_output(fields: ImageFields, model: ModelInfo, limits: ImageLimits) -> 
     if output.seed is None and fields.include_parameters:
         return replace(output, seed=secrets.randbits(63))  # the file names it
     return output
+
+
+def check_prompt(prompt: str, param: str) -> None:
+    """Raises `InvalidRequestError` if the prompt is too long or says nothing."""
+    if len(prompt) > MAX_PROMPT_CHARACTERS:
+        raise InvalidRequestError(
+            f"Invalid '{param}': the prompt of an image has at most {MAX_PROMPT_CHARACTERS} characters.",
+            param=param,
+            code="string_above_max_length",
+        )
+    if not prompt.strip():
+        raise InvalidRequestError(
+            f"Invalid '{param}': it says nothing about the image.", param=param, code="empty_string"
+        )
 
 
 def checked_options(options: ImageOptions, limits: ImageLimits) -> ImageOutput:
@@ -179,9 +190,9 @@ async def submit_images(generator: ObservedGenerator, requests: Sequence[OmniReq
         raise
 
 
-def name_parameter(error: InvalidRequestError, prefix: str = "") -> None:
+def name_parameter(error: InvalidRequestError) -> None:
     """Replaces the name of a field of `ImageOutput` in an error of the generator by the API's."""
     if error.param in _OUTPUT_FIELDS:
-        error.param = prefix + PARAMETERS.get(error.param, error.param)
+        error.param = PARAMETERS.get(error.param, error.param)
     if error.code == "unsupported_parameter":
         error.message = f"The model does not have the parameter '{error.param}'."

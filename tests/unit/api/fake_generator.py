@@ -62,6 +62,8 @@ IMAGE_MODEL = replace(
 )
 EDITING_MODEL = replace(
     IMAGE_MODEL,
+    input_modalities=("image",),
+    max_media_per_prompt={"image": 2},
     image_features=ImageFeatures(
         parameters=frozenset(
             {"negative_prompt", "num_steps", "guidance_scale", "true_cfg_scale", "num_partial_images"}
@@ -80,8 +82,8 @@ VERSATILE_MODEL = replace(
 """No endpoint refuses it."""
 
 PROMPT = PromptTokens(total=20, text=12, audio=5, image=2, video=1, cached=3)
-IMAGE_PROMPT = PromptTokens(total=20, text=0, audio=0, image=20, video=0)
-"""Of a model that writes no text: the image's own tokens, and those of the images to edit."""
+IMAGE_PROMPT = PromptTokens(total=16, text=0, audio=0, image=16, video=0)
+"""Of a model that writes no text: the tokens of the images to edit."""
 # Bytes and line breaks that careless code cuts apart.
 WORDS = ("Hello", " wörld", "", " 👋🏽", "\u2028", "!")
 TEXT = "".join(WORDS)
@@ -143,7 +145,12 @@ def image_script(image: ImageOutput) -> list[ScriptEntry]:
         script.append(ImageProgress(step, NUM_STEPS))
         if step <= image.num_partial_images:
             script.append(PartialImage(step - 1, preview_of(image, step - 1)))
-    return [*script, ImageDone(image_of(image)), finished()]
+    usage = Usage(IMAGE_PROMPT, text_tokens=0, codec_tokens=0, image_tokens=tokens_of(image))
+    return [*script, ImageDone(image_of(image)), Finished("stop", usage)]
+
+
+def tokens_of(image: ImageOutput) -> int:
+    return image_of(image).size // (3 * 16 * 16)
 
 
 def preview_of(image: ImageOutput, index: int) -> npt.NDArray[np.uint8]:
@@ -151,9 +158,9 @@ def preview_of(image: ImageOutput, index: int) -> npt.NDArray[np.uint8]:
 
 
 class FakeGeneration:
-    def __init__(self, request_id: str, script: Sequence[ScriptEntry], prompt: PromptTokens = PROMPT) -> None:
+    def __init__(self, request_id: str, script: Sequence[ScriptEntry]) -> None:
         self.request_id = request_id
-        self.prompt = prompt
+        self.prompt = PROMPT
         self.num_closed = 0
         self.closed = asyncio.Event()
         self._script = script
@@ -214,8 +221,7 @@ class FakeGenerator:
             script = image_script(request.image)
         elif script is None:
             script = speech_script() if request.speech is not None else text_script()
-        is_picture = request.image is not None and self.model_info.text_stage is None
-        generation = FakeGeneration(request.request_id, script, IMAGE_PROMPT if is_picture else PROMPT)
+        generation = FakeGeneration(request.request_id, script)
         self.generations.append(generation)
         return generation
 

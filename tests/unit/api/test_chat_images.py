@@ -15,12 +15,11 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.streaming import KEEP_ALIVE
 from omni_server.errors import InvalidRequestError, StageDeadError
 from omni_server.images import ImageDone, ImageOutput, ImageProgress, ImageSize
-from omni_server.types import TextDelta, TextDone
+from omni_server.types import Finished, PromptTokens, TextDelta, TextDone, Usage
 from tests.unit.api.clients import app_of, chat, error_of, http_client, openai_client, post
 from tests.unit.api.fake_generator import (
     EDITING_MODEL,
     MODEL,
-    PROMPT,
     TEXT,
     TEXT_ONLY_MODEL,
     FakeGenerator,
@@ -40,9 +39,14 @@ ASKED = ImageOutput(ImageSize(48, 32), seed=7)
 BOTH: dict[str, Any] = {"modalities": ["text", "image"]}
 
 
+WRITTEN = "A lighthouse, in oil"
+USAGE = Usage(PromptTokens(12, 12, 0, 0, 0), text_tokens=5, codec_tokens=0, image_tokens=3 * 2)
+
+
 def drawing_script() -> list[ScriptEntry]:
-    *text, done, last = text_script()
-    return [*text, done, ImageProgress(1, 2), ImageProgress(2, 2), ImageDone(image_of(ASKED)), last]
+    *text, _ = text_script()
+    image = ImageDone(image_of(ASKED), WRITTEN)
+    return [*text, ImageProgress(1, 2), ImageProgress(2, 2), image, Finished("stop", USAGE)]
 
 
 def drawer(script: list[ScriptEntry] | None = None) -> FakeGenerator:
@@ -61,7 +65,7 @@ def opened(url: str) -> tuple[str, np.ndarray[Any, Any]]:
 
 async def test_an_answer_has_the_text_and_the_image() -> None:
     generator = drawer()
-    response = await answer(generator, **BOTH, image={"size": "48x32", "seed": 7})
+    response = await answer(generator, **BOTH, size="48x32", seed=7)
     assert response.status_code == 200, response.text
     message = response.json()["choices"][0]["message"]
     assert message["content"] == TEXT
@@ -70,13 +74,18 @@ async def test_an_answer_has_the_text_and_the_image() -> None:
     kind, pixels = opened(image["image_url"]["url"])
     assert kind == "image/png"
     np.testing.assert_array_equal(pixels, image_of(ASKED))
+    assert image["revised_prompt"] == WRITTEN
     assert generator.last_request.image == ASKED
+    usage = response.json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (12, 11, 23)
+    assert usage["completion_tokens_details"]["image_tokens"] == 6
 
 
 async def test_an_answer_has_the_image_alone_if_no_text_is_asked_for() -> None:
     message = (await answer(drawer(), modalities=["image"])).json()["choices"][0]["message"]
     assert message["content"] is None
-    assert len(message["images"]) == 1
+    (image,) = message["images"]
+    assert image["revised_prompt"] == WRITTEN
 
 
 async def test_an_answer_without_an_image_has_no_field_for_it() -> None:
@@ -92,7 +101,8 @@ async def test_the_official_client_reads_the_image_of_a_stream() -> None:
             model=MODEL.name,
             messages=[{"role": "user", "content": "A lighthouse"}],
             stream=True,
-            extra_body=BOTH | {"image": {"size": "48x32", "seed": 7, "output_format": "webp"}},
+            seed=7,
+            extra_body=BOTH | {"size": "48x32", "output_format": "webp"},
         )
         async for chunk in stream:
             delta = chunk.choices[0].delta
@@ -100,7 +110,7 @@ async def test_the_official_client_reads_the_image_of_a_stream() -> None:
             images += (delta.model_extra or {}).get("images", [])
     assert text == TEXT
     (image,) = images
-    assert (image["type"], image["index"]) == ("image_url", 0)
+    assert (image["type"], image["index"], image["revised_prompt"]) == ("image_url", 0, WRITTEN)
     kind, pixels = opened(image["image_url"]["url"])
     assert (kind, pixels.shape) == ("image/webp", (32, 48, 3))
 
@@ -114,11 +124,15 @@ async def test_a_stream_of_the_image_alone_keeps_the_connection_alive_while_it_i
     assert sum(len(delta.get("images", [])) for delta in deltas) == 1
 
 
-async def test_the_image_has_the_seed_of_the_text_unless_it_has_its_own() -> None:
+async def test_several_choices_have_texts_and_images_of_their_own_with_consecutive_seeds() -> None:
     generator = drawer()
-    await answer(generator, **BOTH, seed=5)
-    await answer(generator, **BOTH, seed=5, image={"seed": 6})
-    assert [request.image.seed for request in generator.requests if request.image] == [5, 6]
+    response = await answer(generator, **BOTH, seed=5, n=2)
+    assert response.status_code == 200, response.text
+    assert [len(choice["message"]["images"]) for choice in response.json()["choices"]] == [1, 1]
+    assert response.json()["usage"]["completion_tokens_details"]["image_tokens"] == 2 * 6
+    for index, request in enumerate(generator.requests):
+        assert request.image == ImageOutput(seed=5 + index)
+        assert request.sampling["thinker"].seed == 5 + index
 
 
 @pytest.mark.parametrize(
@@ -126,16 +140,17 @@ async def test_the_image_has_the_seed_of_the_text_unless_it_has_its_own() -> Non
     [
         ({"modalities": ["image", "smell"]}, "modalities", "invalid_value"),
         ({"modalities": ["audio", "image"]}, "modalities", "unsupported_value"),
-        (BOTH | {"n": 2}, "n", "unsupported_value"),
+        (BOTH | {"n": 2, "stream": True}, "n", "unsupported_value"),
+        (BOTH | {"n": 11}, "n", "integer_above_max_value"),
+        ({"modalities": ["image"], "logprobs": True}, "logprobs", "unsupported_value"),
+        (BOTH | {"partial_images": 1}, "partial_images", "unsupported_value"),
+        (BOTH | {"width": 512}, "width", "unsupported_value"),
+        (BOTH | {"image_config": {"aspect_ratio": "1:1"}}, "image_config", "unsupported_value"),
+        (BOTH | {"extra_body": {"size": "64x64"}}, "extra_body", "unsupported_value"),
         (BOTH | {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_value"),
-        (BOTH | {"image": {"size": "big"}}, "image.size", "invalid_value"),
-        (BOTH | {"image": {"colour": "red"}}, "image.colour", "unknown_parameter"),
-        (BOTH | {"image": {"output_compression": 5}}, "image.output_compression", "invalid_value"),
-        (
-            BOTH | {"image": {"num_inference_steps": 9}},
-            "image.num_inference_steps",
-            "integer_above_max_value",
-        ),
+        (BOTH | {"size": "big"}, "size", "invalid_value"),
+        (BOTH | {"output_compression": 5}, "output_compression", "invalid_value"),
+        (BOTH | {"num_inference_steps": 9}, "num_inference_steps", "integer_above_max_value"),
     ],
 )
 async def test_what_no_answer_can_have_is_refused(fields: dict[str, Any], param: str, code: str) -> None:
@@ -153,7 +168,7 @@ async def test_a_model_without_images_refuses() -> None:
 
 @pytest.mark.parametrize(
     ("refused", "param"),
-    [("num_steps", "image.num_inference_steps"), ("size", "image.size"), ("messages", "messages")],
+    [("num_steps", "num_inference_steps"), ("size", "size"), ("image", "messages")],
 )
 async def test_errors_of_the_model_name_the_fields_of_the_chat(refused: str, param: str) -> None:
     generator = drawer()
@@ -169,12 +184,14 @@ async def test_a_failure_after_the_text_is_an_error_of_the_stream() -> None:
     assert "[DONE]" not in body
 
 
-async def test_the_usage_of_the_image_endpoint_counts_the_text_model_s_prompt() -> None:
+async def test_the_image_endpoint_returns_the_text_model_s_prompt_and_counts_it() -> None:
     async with http_client(app_of(drawer())) as client:
         response = await client.post(
             "/v1/images/generations", json={"prompt": "A lighthouse", "size": "48x32"}
         )
     assert response.status_code == 200, response.text
     usage = response.json()["usage"]
-    assert usage["input_tokens_details"] == {"image_tokens": 0, "text_tokens": PROMPT.text}
-    assert usage["total_tokens"] == PROMPT.text + 3 * 2
+    assert usage["input_tokens_details"] == {"image_tokens": 0, "text_tokens": 12}
+    assert usage["output_tokens_details"] == {"image_tokens": 6, "text_tokens": 5}
+    assert usage["total_tokens"] == 12 + 5 + 6
+    assert [image["revised_prompt"] for image in response.json()["data"]] == [WRITTEN]
