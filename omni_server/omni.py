@@ -286,7 +286,11 @@ def _model_info(
     first, *aliases = names or (model_dir.name,)
     speaks = "audio" in config.outputs
     text_stage = next((name for name in config.stages if config.stage_spec(name).output == "text"), None)
+    features = orchestrator.images.features
     inputs = INPUT_MODALITIES if model.placeholder_ids is not None else ()
+    max_media = {} if handle is None else {kind: handle.max_media(kind) for kind in inputs}
+    if text_stage is None and features.max_input_images:
+        inputs, max_media = ("image",), {"image": features.max_input_images}
     return ModelInfo(
         name=first,
         aliases=tuple(aliases),
@@ -297,13 +301,13 @@ def _model_info(
         speech_stage=None if config.speech_edge is None else config.speech_edge.source,
         max_model_len=config.stages[config.entry].max_model_len if handle is None else handle.max_model_len,
         input_modalities=inputs,
-        max_media_per_prompt={} if handle is None else {kind: handle.max_media(kind) for kind in inputs},
+        max_media_per_prompt=max_media,
         created=int(time.time()),
         fingerprint=fingerprint_of(model_dir, config),
         about=about,
         longest_speech_s=_longest_speech_s(config, model),
         image_sizes=orchestrator.images.sizes if "image" in config.outputs else (),
-        image_features=orchestrator.images.features,
+        image_features=features,
         hears_videos=model.hears_videos,
     )
 

@@ -219,6 +219,8 @@ class Usage:
     """Tokens of the text including the end token, or of `SpeechOutput.text`."""
     codec_tokens: int
     """Codec frames that became audio; 0 without speech."""
+    image_tokens: int = 0
+    """Squares of 16 x 16 pixels of the image; 0 without one."""
 
 
 @dataclass(frozen=True)

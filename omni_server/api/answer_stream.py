@@ -6,7 +6,7 @@ An answer has one generation in total, per choice, per passage of a text or per 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.api.unsent import AnswerQueue, ChoiceEvent
@@ -30,6 +30,16 @@ async def submit_all(generator: ObservedGenerator, requests: Sequence[OmniReques
 async def close_all(generations: Sequence[Generation]) -> None:
     for generation in generations:
         await generation.aclose()
+
+
+def total_usage(usages: Sequence[Usage]) -> Usage:
+    """Adds up all choices of one prompt."""
+    return replace(
+        usages[0],
+        text_tokens=sum(usage.text_tokens for usage in usages),
+        codec_tokens=sum(usage.codec_tokens for usage in usages),
+        image_tokens=sum(usage.image_tokens for usage in usages),
+    )
 
 
 async def follow(

@@ -4,20 +4,32 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from omni_server.api.answer_stream import close_all, follow_choices, submit_all
+from omni_server.api.answer_stream import close_all, follow_choices, total_usage
+from omni_server.api.chat_image import (
+    file_options,
+    image_output,
+    load_image_prompt,
+    only_draws,
+    submit_chat,
+    with_images,
+)
 from omni_server.api.config import ApiConfig
+from omni_server.api.image_options import ImageOptions
+from omni_server.api.images.edit_room import EditRoom
+from omni_server.api.images.files import data_url
+from omni_server.api.images.parse import ImageLimits
 from omni_server.api.limits import Admission
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.messages import AudioHistory
+from omni_server.api.messages import AudioHistory, load_messages
 from omni_server.api.openapi import EXAMPLE_MODEL, GENERATION_ERRORS, event_stream, request_body
-from omni_server.api.parse import parse_chat_request
+from omni_server.api.parse import check_model, parse_chat_request
 from omni_server.api.render import (
     Answer,
     ChatCompletion,
@@ -25,7 +37,6 @@ from omni_server.api.render import (
     ChoiceRenderer,
     CollectedChoice,
     render_completion,
-    total_usage,
 )
 from omni_server.api.request_record import ANONYMOUS, current_request
 from omni_server.api.schemas import ChatCompletionRequest, NamedTool
@@ -34,20 +45,34 @@ from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, until_dis
 from omni_server.api.validation import read_json, validate
 from omni_server.audio.encode import StreamEncoder, encode
 from omni_server.generation import Generation
-from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, Finished, TextDelta, ToolCallDelta, Usage
+from omni_server.images import ImageDone, ImageProgress
+from omni_server.types import (
+    SAMPLE_RATE_HZ,
+    AudioDelta,
+    ChatMessage,
+    Finished,
+    ModelInfo,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
 
 _INLINE_SAMPLES = 10 * SAMPLE_RATE_HZ
 """Encoding audio up to this length takes less than a millisecond; a thread would add cost and delay."""
 
 
 class ChatService:
-    def __init__(self, state: ServerState, config: ApiConfig, admission: Admission) -> None:
+    def __init__(
+        self, state: ServerState, config: ApiConfig, admission: Admission, edit_room: EditRoom
+    ) -> None:
         self._state = state
         self._admission = admission
         self._keep_alive_s = config.sse_keep_alive_s
         self._text_in_content = config.chat_text_in_content
         self._history = AudioHistory(config.audio_history_ttl_s, config.audio_history_entries)
         self._media = MediaLoader.from_config(config)
+        self._edit_room = edit_room
+        self._image_limits = ImageLimits.from_config(config)
 
     # Requests are refused only before the status of a stream is sent.
     async def create_chat_completion(self, request: Request) -> Response:
@@ -56,37 +81,60 @@ class ChatService:
         return await until_disconnect(self._answer(body), request.receive)
 
     async def _answer(self, body: object) -> Response:
+        with ExitStack() as held:
+            return await self._answer_holding(body, held)
+
+    async def _answer_holding(self, body: object, held: ExitStack) -> Response:
+        """Adds what the answer holds to `held`; a stream takes it over."""
         generator = self._state.require_generator()
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
-        request = validate(ChatCompletionRequest, body)
+        request, model = validate(ChatCompletionRequest, body), generator.model_info
+        check_model(request.model, model)
+        image = image_output(request, model, self._image_limits)
         requests, audio_format = await parse_chat_request(
-            request,
-            request_id,
-            generator.model_info,
-            self._media,
-            partial(self._history.transcript, _caller()),
+            request, request_id, model, lambda hears_videos: self._load(request, model, held, hears_videos)
         )
+        if image is not None:
+            requests = with_images(requests, image, model, self._image_limits)
         answer = Answer(
             id=request_id,
             created=int(time.time()),
-            model=generator.model_info.name,
-            fingerprint=generator.model_info.fingerprint,
+            model=model.name,
+            fingerprint=model.fingerprint,
             audio_format=audio_format,
             audio_id=f"audio_{uuid.uuid4().hex}" if audio_format is not None else None,
             text_in_content=self._text_in_content,
             include_usage=request.stream_options is not None and request.stream_options.include_usage is True,
+            image=None if image is None else file_options(request),
+            has_text=image is None or "text" in (request.modalities or []),
             call_finish_reason="stop" if isinstance(request.tool_choice, NamedTool) else "tool_calls",
         )
         self._admission.enter_choices(len(requests))
-        generations = await submit_all(generator, requests)
+        generations = await submit_chat(generator, requests)
         if request.stream:
             may_call = requests[0].tools is not None
             frames = self._frames(generations, answer, may_call=may_call)
-            return EventStreamResponse(request_id, frames, release=lambda: close_all(generations))
+            kept = held.pop_all()
+
+            async def release() -> None:
+                await close_all(generations)
+                kept.close()
+
+            return EventStreamResponse(request_id, frames, release=release)
         try:
             return await self._complete(generations, answer, with_logprobs=request.logprobs is True)
         finally:
             await close_all(generations)
+
+    async def _load(
+        self, request: ChatCompletionRequest, model: ModelInfo, held: ExitStack, hears_videos: bool
+    ) -> tuple[ChatMessage, ...]:
+        if only_draws(model):
+            return await load_image_prompt(request, model, self._media, self._edit_room, held)
+        find_transcript = partial(self._history.transcript, _caller())
+        return await load_messages(
+            request.messages, model, self._media, find_transcript, hears_videos=hears_videos
+        )
 
     async def _complete(
         self, generations: Sequence[Generation], answer: Answer, *, with_logprobs: bool
@@ -96,6 +144,9 @@ class ChatService:
             async for item in events:
                 if item is not None:
                     collected[item[0]].take(item[1])
+        if answer.image is not None:
+            body = await asyncio.to_thread(render_completion, answer, collected)
+            return Response(body, media_type="application/json")
         spoken, audio_format = collected[0], answer.audio_format
         if audio_format is None or spoken.is_call:
             return Response(render_completion(answer, collected), media_type="application/json")
@@ -124,12 +175,18 @@ class ChatService:
                     continue
                 renderer, event = renderers[item[0]], item[1]
                 match event:
+                    case TextDelta() if not answer.has_text:
+                        pass
                     case TextDelta():
                         if encoder is not None:
                             text.append(event.text)
                         yield renderer.text(event.text, event.logprobs)
                     case ToolCallDelta():
                         yield renderer.tool_call(event)
+                    case ImageProgress():  # a step is no silence, and steps may follow for minutes
+                        yield KEEP_ALIVE
+                    case ImageDone() if answer.image is not None:
+                        yield await asyncio.to_thread(_rendered_image, renderer, event, answer.image)
                     case AudioDelta() if encoder is not None:
                         yield await _rendered_audio(renderer, encoder, event.samples)
                     case Finished():
@@ -160,6 +217,11 @@ async def _rendered_audio(
     return await asyncio.to_thread(lambda: renderer.audio(encoder.write(samples)))
 
 
+def _rendered_image(renderer: ChoiceRenderer, image: ImageDone, options: ImageOptions) -> bytes:
+    """Takes a fraction of a second for a large image."""
+    return renderer.image(data_url(image.pixels, options), image.prompt)
+
+
 async def _last_audio(encoder: StreamEncoder) -> bytes:
     return encoder.close() if encoder.is_quick else await asyncio.to_thread(encoder.close)
 
@@ -182,6 +244,7 @@ _EXAMPLES: dict[str, dict[str, object]] = {
         modalities=["text", "audio"],
         audio={"voice": "alloy", "format": "wav"},
     ),
+    "image": _chat("A lighthouse at dusk", modalities=["text", "image"], size="1024x1024", seed=1),
     "streamed speech": _chat(
         "What is the capital of France?",
         modalities=["text", "audio"],
@@ -201,11 +264,13 @@ _EXAMPLES: dict[str, dict[str, object]] = {
 }
 
 
-def chat_router(state: ServerState, config: ApiConfig, admission: Admission) -> APIRouter:
+def chat_router(
+    state: ServerState, config: ApiConfig, admission: Admission, edit_room: EditRoom
+) -> APIRouter:
     router = APIRouter(tags=["chat"])
     router.post(
         "/v1/chat/completions",
-        summary="Answer a conversation with text, or with text and speech",
+        summary="Answer a conversation with text, and with speech or an image",
         responses={
             200: {
                 "model": ChatCompletion,
@@ -216,5 +281,5 @@ def chat_router(state: ServerState, config: ApiConfig, admission: Admission) -> 
             **GENERATION_ERRORS,
         },
         openapi_extra=request_body(ChatCompletionRequest, _EXAMPLES),
-    )(ChatService(state, config, admission).create_chat_completion)
+    )(ChatService(state, config, admission, edit_room).create_chat_completion)
     return router

@@ -53,6 +53,10 @@ FindTranscript = Callable[[str], str | None]
 """Looks up the caller's earlier answer by its `audio.id`; see `AudioHistory.transcript`."""
 
 
+def _find_nothing(audio_id: str) -> None:
+    """A `FindTranscript` for messages that are no answers."""
+
+
 async def load_messages(
     messages: list[Message],
     model: ModelInfo,
@@ -69,14 +73,10 @@ async def load_messages(
     _check_number(messages, model)
     _check_results(messages)
     drafts = [
-        _draft(message, f"messages[{index}]", find_transcript) for index, message in enumerate(messages)
+        message_parts(message, f"messages[{index}]", find_transcript)
+        for index, message in enumerate(messages)
     ]
-    kinds: list[tuple[MediaKind, str]] = [
-        (_MEDIA_KINDS[part.type], param)
-        for draft in drafts
-        for part, param in draft
-        if not isinstance(part, TextPart)
-    ]
+    kinds = media_kinds(part for draft in drafts for part in draft)
     if hears_videos:
         kinds += [("audio", param) for kind, param in kinds if kind == "video"]
     check_media(kinds, model, "messages")
@@ -148,10 +148,11 @@ def _in_order_of_calls(messages: list[Message]) -> list[int]:
     return sorted(range(len(messages)), key=keys.__getitem__)
 
 
-def _draft(
-    message: Message, param: str, find_transcript: FindTranscript
+def message_parts(
+    message: Message, param: str, find_transcript: FindTranscript = _find_nothing
 ) -> list[tuple[TextPart | MediaContent, str]]:
-    """The content parts, with media not yet loaded, each with its request field."""
+    """The content parts, with media not yet loaded, each with its request field. `param` is that of the message.
+    Raises `InvalidRequestError`."""
     match message.content:
         case None | "" if message.role == "assistant":
             return [(TextPart(_spoken_or_refused(message, param, find_transcript)), param)]
@@ -200,6 +201,11 @@ def _spoken_or_refused(message: Message, param: str, find_transcript: FindTransc
     if message.content is None:
         raise missing_parameter(f"{param}.content", f" (or '{param}.audio')")
     return ""
+
+
+def media_kinds(parts: Iterable[tuple[TextPart | MediaContent, str]]) -> list[tuple[MediaKind, str]]:
+    """Kind and request field of each part that is not text."""
+    return [(_MEDIA_KINDS[part.type], param) for part, param in parts if not isinstance(part, TextPart)]
 
 
 def check_media(parts: Iterable[tuple[MediaKind, str]], model: ModelInfo, param: str) -> None:

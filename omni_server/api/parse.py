@@ -2,21 +2,22 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from omni_server.api.constraints import structured_output, tool_use
-from omni_server.api.media_loader import MediaLoader
-from omni_server.api.messages import FindTranscript, load_messages
 from omni_server.api.sampling import stage_sampling
-from omni_server.api.schemas import ChatCompletionRequest, Message, RefusalContent, TextContent
+from omni_server.api.schemas import MODALITIES, ChatCompletionRequest, Message, RefusalContent, TextContent
 from omni_server.api.validation import missing_parameter, unsupported, unsupported_choice
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.formats import AUDIO_FORMATS, AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError, ModelNotFoundError
-from omni_server.types import ModelInfo, OmniRequest, SpeechOutput
+from omni_server.types import ChatMessage, ModelInfo, OmniRequest, SpeechOutput
 
 logger = logging.getLogger(__name__)
+
+LoadMessages = Callable[[bool], Awaitable[tuple[ChatMessage, ...]]]
+"""Loads a request's messages, given whether the audio tracks of videos are heard."""
 
 _MAX_CHOICES_WITH_MEDIA = 8
 """Each choice is a separate request: its media are processed, stored and sent to the engine again."""
@@ -26,21 +27,18 @@ async def parse_chat_request(
     body: ChatCompletionRequest,
     request_id: str,
     model: ModelInfo,
-    media: MediaLoader,
-    find_transcript: FindTranscript,
+    load: LoadMessages,
 ) -> tuple[tuple[OmniRequest, ...], AudioFormat | None]:
     """Returns one request per choice, and the speech format or None without speech.
 
-    Raises `InvalidRequestError`, `ModelNotFoundError`, or `OverloadedError` from loading media. Cheap checks
-    run first; media are loaded last.
+    Raises `InvalidRequestError`, or what `load` raises. Cheap checks run first; media are loaded last.
     """
-    check_model(body.model, model)
     check_extra_fields(body.model_extra, _HARMLESS_VALUES, _HINTS)
     if body.stream_options is not None and body.stream is not True:
         raise InvalidRequestError(
             "'stream_options' is allowed only where 'stream' is true.", param="stream_options"
         )
-    if model.text_stage is None:
+    if model.text_stage is None and model.outputs != {"image"}:
         raise unsupported(f"The model '{model.name}' does not answer chats.", "model")
     output = _speech_output(body, model)
     num_choices = body.n if body.n is not None else 1
@@ -74,7 +72,7 @@ async def parse_chat_request(
     hears_videos = _hears_videos(body, model)
     request = OmniRequest(
         request_id=request_id,
-        messages=await load_messages(body.messages, model, media, find_transcript, hears_videos=hears_videos),
+        messages=await load(hears_videos),
         speech=speech,
         sampling=sampling,
         tools=tools,
@@ -84,15 +82,17 @@ async def parse_chat_request(
     return requests, audio_format
 
 
-def _choices(request: OmniRequest, number: int, text_stage: str) -> tuple[OmniRequest, ...]:
+def _choices(request: OmniRequest, number: int, text_stage: str | None) -> tuple[OmniRequest, ...]:
     """Gives each choice its own id and seed, like vLLM's parallel sampling, and all the same
     deadline."""
-    text = request.sampling[text_stage]
     began_at = time.monotonic()
     choices = []
     for index in range(number):
-        seed = None if text.seed is None else (text.seed + index + 2**63) % 2**64 - 2**63
-        sampling = {**request.sampling, text_stage: replace(text, seed=seed)}
+        sampling = dict(request.sampling)
+        if text_stage is not None:
+            text = sampling[text_stage]
+            seed = None if text.seed is None else (text.seed + index + 2**63) % 2**64 - 2**63
+            sampling[text_stage] = replace(text, seed=seed)
         choice = replace(
             request, request_id=f"{request.request_id}-{index}", sampling=sampling, began_at=began_at
         )
@@ -122,9 +122,10 @@ def _speech_output(body: ChatCompletionRequest, model: ModelInfo) -> tuple[Speec
     if body.modalities is None:
         return None
     for modality in body.modalities:
-        if modality not in ("text", "audio"):
+        if modality not in MODALITIES:
+            supported = ", ".join(f"'{name}'" for name in MODALITIES)
             raise InvalidRequestError(
-                f"Invalid value: '{modality[:64]}'. Supported values are: 'text', 'audio'.",
+                f"Invalid value: '{modality[:64]}'. Supported values are: {supported}.",
                 param="modalities",
             )
     if "audio" not in body.modalities:

@@ -1,17 +1,21 @@
-"""Renders text and audio as OpenAI's response bodies and stream frames."""
+"""Renders text, audio and images as OpenAI's response bodies and stream frames."""
 
 import base64
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field
 
+from omni_server.api.answer_stream import total_usage
+from omni_server.api.image_options import ImageOptions
+from omni_server.api.images.files import data_url
 from omni_server.api.streaming import DONE, FrameTemplate, frame
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.audio.formats import AudioFormat
+from omni_server.images import ImageDone
 from omni_server.types import (
     AudioDelta,
     Finished,
@@ -42,6 +46,8 @@ class CompletionTokensDetails(BaseModel):
     text_tokens: int
     audio_tokens: int
     """Codec frames that became audio."""
+    image_tokens: int
+    """Not an OpenAI field: squares of 16 x 16 pixels of the images."""
     reasoning_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
@@ -50,7 +56,7 @@ class CompletionTokensDetails(BaseModel):
 class CompletionUsage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
-    """Text tokens and codec frames."""
+    """Text tokens, codec frames and image tokens."""
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
@@ -76,6 +82,22 @@ class MessageToolCall(BaseModel):
     function: FunctionCall
 
 
+class ImageUrl(BaseModel):
+    url: str
+    """A `data:` URL."""
+
+
+class MessageImage(BaseModel):
+    """An extension, as OpenRouter and vLLM-Omni have it."""
+
+    type: Literal["image_url"]
+    index: int
+    """By which OpenAI's client puts the images of a stream together."""
+    image_url: ImageUrl
+    revised_prompt: str | None = Field(default=None, exclude_if=lambda prompt: prompt is None)
+    """What a text model wrote for it; absent if the image is drawn of the last user message."""
+
+
 class AssistantMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -84,6 +106,8 @@ class AssistantMessage(BaseModel):
     audio: MessageAudio | None
     tool_calls: list[MessageToolCall] | None = Field(default=None, exclude_if=lambda calls: calls is None)
     """Absent if the model called no tools."""
+    images: list[MessageImage] | None = Field(default=None, exclude_if=lambda images: images is None)
+    """Absent unless `modalities` ask for an image."""
 
 
 class TopLogprob(BaseModel):
@@ -145,6 +169,7 @@ class Delta(BaseModel):
     refusal: None = None
     audio: DeltaAudio | None = None
     tool_calls: list[DeltaToolCall] | None = None
+    images: list[MessageImage] | None = None
 
 
 class ChunkChoice(BaseModel):
@@ -180,6 +205,10 @@ class Answer:
     """Both None if the answer is text only."""
     text_in_content: bool
     """The transcript is also in `content`."""
+    image: ImageOptions | None
+    """None unless the answer has an image."""
+    has_text: bool
+    """False if only the image of the text was asked for."""
     include_usage: bool
     """The last chunk of a stream has the `usage`, all others have null."""
     call_finish_reason: FinishReason
@@ -210,7 +239,7 @@ class Answer:
 
 
 def completion_usage(usage: Usage) -> CompletionUsage:
-    completion_tokens = usage.text_tokens + usage.codec_tokens
+    completion_tokens = usage.text_tokens + usage.codec_tokens + usage.image_tokens
     return CompletionUsage(
         prompt_tokens=usage.prompt.total,
         completion_tokens=completion_tokens,
@@ -225,19 +254,11 @@ def completion_usage(usage: Usage) -> CompletionUsage:
         completion_tokens_details=CompletionTokensDetails(
             text_tokens=usage.text_tokens,
             audio_tokens=usage.codec_tokens,
+            image_tokens=usage.image_tokens,
             reasoning_tokens=0,
             accepted_prediction_tokens=0,
             rejected_prediction_tokens=0,
         ),
-    )
-
-
-def total_usage(usages: Sequence[Usage]) -> Usage:
-    """Adds up all choices of one prompt."""
-    return replace(
-        usages[0],
-        text_tokens=sum(usage.text_tokens for usage in usages),
-        codec_tokens=sum(usage.codec_tokens for usage in usages),
     )
 
 
@@ -260,6 +281,7 @@ class CollectedChoice:
         self._text: list[str] = []
         self._audio: list[npt.NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)]
         self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of the arguments
+        self._images: list[ImageDone] = []
         self._logprobs: list[SampledToken] | None = [] if with_logprobs else None
         self._finished: Finished | None = None
 
@@ -275,6 +297,8 @@ class CollectedChoice:
                 self._calls[event.index][2].append(event.arguments)
             case AudioDelta():
                 self._audio.append(event.samples)
+            case ImageDone():
+                self._images.append(event)
             case Finished():
                 self._finished = event
 
@@ -303,12 +327,19 @@ class CollectedChoice:
             MessageToolCall(id=call_id, function=FunctionCall(name=name, arguments="".join(pieces)))
             for call_id, name, pieces in self._calls
         ]
+        images: list[MessageImage] | None = None
+        if answer.image is not None:
+            images = [
+                _message_image(data_url(image.pixels, answer.image), image.prompt) for image in self._images
+            ]
+        is_without_text = is_spoken_only or self.is_call or not answer.has_text
         return Choice(
             index=index,
             message=AssistantMessage(
-                content=None if is_spoken_only or self.is_call else self.text,
+                content=None if is_without_text else self.text,
                 audio=audio,
                 tool_calls=calls or None,
+                images=images,
             ),
             logprobs=None if self._logprobs is None else choice_logprobs(self._logprobs),
             finish_reason=answer.finish_reason(self._finished.finish_reason),
@@ -318,7 +349,8 @@ class CollectedChoice:
 def render_completion(
     answer: Answer, choices: Sequence[CollectedChoice], audio_file: bytes | None = None, expires_at: int = 0
 ) -> bytes:
-    """The body of an answer that is not streamed. With `audio_file`, which is large, call it in a thread."""
+    """The body of an answer that is not streamed. With `audio_file` or an
+    image, which are large, call it in a thread."""
     audio = None
     if audio_file is not None:
         assert answer.audio_id is not None
@@ -357,6 +389,8 @@ class ChoiceRenderer:
 
     def opening(self) -> bytes:
         content = "" if not self._has_audio or self._answer.text_in_content else None
+        if not self._answer.has_text:
+            content = None
         delta = Delta(role="assistant", content=content, refusal=None)
         if self._is_audio_open:
             delta.audio = DeltaAudio(id=self._answer.audio_id, transcript="")
@@ -377,6 +411,10 @@ class ChoiceRenderer:
     def audio(self, data: bytes) -> bytes:
         """A frame with new audio, or b"" if the data is too short."""
         return self._audio(self._base64.push(data))
+
+    def image(self, url: str, prompt: str | None) -> bytes:
+        """`prompt` is what a text model wrote for it."""
+        return frame(self._chunk(Delta(images=[_message_image(url, prompt)])))
 
     def tool_call(self, piece: ToolCallDelta) -> bytes:
         self._has_calls = True
@@ -413,6 +451,10 @@ class ChoiceRenderer:
         logprobs = choice_logprobs(tokens) if tokens else None
         choice = ChunkChoice(index=self._index, delta=delta, logprobs=logprobs, finish_reason=finish_reason)
         return self._answer.chunk([choice])
+
+
+def _message_image(url: str, prompt: str | None) -> MessageImage:
+    return MessageImage(type="image_url", index=0, image_url=ImageUrl(url=url), revised_prompt=prompt)
 
 
 def _logprob(token: TokenLogprob) -> TopLogprob:

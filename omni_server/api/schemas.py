@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, JsonValue, Tag
 
-from omni_server.api.validation import ExactModel, Integer, Metadata, at_most
+from omni_server.api.image_options import ImageOptions
+from omni_server.api.validation import ExactModel, Integer, Metadata, Seed, at_most
 from omni_server.audio.formats import AUDIO_FORMATS
 
 _INT32_MAX = 2**31 - 1
-_INT64_MAX = 2**63 - 1
 
 Count = Annotated[Integer, Field(ge=1, le=_INT32_MAX)]
 Temperature = Annotated[float, Field(ge=0, le=2)]
@@ -20,13 +20,13 @@ TopK = Annotated[Integer, Field(ge=-1, le=_INT32_MAX, description="0 and -1 cons
 MinP = Annotated[float, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(gt=0, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Seed = Annotated[Integer, Field(ge=-_INT64_MAX - 1, le=_INT64_MAX)]
 TokenId = Annotated[Integer, Field(ge=0, le=_INT32_MAX)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 BadWord = Annotated[str, Field(min_length=1, max_length=1024)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
-Modality = Annotated[str, Field(json_schema_extra={"enum": ["text", "audio"]})]
+MODALITIES = ("text", "audio", "image")
+Modality = Annotated[str, Field(json_schema_extra={"enum": [*MODALITIES]})]
 """Checked in `omni_server.api.parse`: OpenAI's errors name the whole list, not the item."""
 
 
@@ -313,15 +313,18 @@ def _listed(stop: object) -> object:
 StopStrings = Annotated[list[NonEmpty], Field(max_length=4)]
 
 
-class ChatCompletionRequest(SamplingFields):
-    """Fields that are not listed are accepted and ignored, as clients send many."""
+class ChatCompletionRequest(SamplingFields, ImageOptions):
+    """Fields that are not listed are accepted and ignored, as clients send many. Those of images are ignored
+    without an image."""
 
     model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
 
     model: str
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     modalities: Annotated[list[Modality], Field(min_length=1, fail_fast=True)] | None = None
-    """`["text", "audio"]` and `["audio"]` ask for speech and its transcript."""
+    """`["text", "audio"]` and `["audio"]` ask for speech and its transcript. Extension: `["text", "image"]` asks
+    for text and an image of it, and `["image"]` for the image alone, which is the default of a model that only
+    draws."""
     audio: AudioOutput | None = None
     """`voice` and `format` of the speech; required where `modalities` contain "audio", ignored elsewhere."""
     stream: bool | None = None
@@ -332,7 +335,7 @@ class ChatCompletionRequest(SamplingFields):
     max_tokens: Count | None = None
     """The older name; `max_completion_tokens` wins."""
     seed: Seed | None = None
-    """Of the text, and of the speech unless `stage_sampling` has a seed for it."""
+    """Of the text, of the image, and of the speech unless `stage_sampling` has a seed for it."""
     stop: (
         Annotated[StopStrings, BeforeValidator(_listed, json_schema_input_type=NonEmpty | StopStrings)] | None
     ) = None
@@ -342,7 +345,8 @@ class ChatCompletionRequest(SamplingFields):
     """Extension: sampling of the stage that samples codec tokens, by its name, as `{"talker": {...}}`. The
     fields above do not change it."""
     n: Annotated[Integer, Field(ge=1, le=128)] | None = None
-    """Only 1 for an answer by voice, and at most 8 where messages contain audio or images."""
+    """Only 1 for an answer by voice or a stream with an image, at most 10 with an image, and at most 8 where
+    messages contain audio or images."""
 
     logprobs: bool | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None

@@ -19,7 +19,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.openapi import EXAMPLE_MODEL, GENERATION_ERRORS, event_stream, request_body
 from omni_server.api.parse import check_model
 from omni_server.api.sampling import speech_sampling
-from omni_server.api.schemas import Seed, StageSamplings, Voice
+from omni_server.api.schemas import StageSamplings, Voice
 from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.api.streaming import (
     KEEP_ALIVE,
@@ -29,7 +29,7 @@ from omni_server.api.streaming import (
     frame,
     until_disconnect,
 )
-from omni_server.api.validation import read_json, unsupported, unsupported_choice, validate
+from omni_server.api.validation import Seed, read_json, unsupported, unsupported_choice, validate
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.audio.encode import StreamEncoder

@@ -122,6 +122,8 @@ def _without_fraction(value: object) -> object:
 
 Integer = Annotated[int, BeforeValidator(_without_fraction)]
 """Also accepts 5.0, which is an integer in JSON Schema, the API's description language."""
+_INT64_MAX = 2**63 - 1
+Seed = Annotated[Integer, Field(ge=-_INT64_MAX - 1, le=_INT64_MAX)]
 
 
 class ExactModel(BaseModel):

@@ -70,7 +70,12 @@ class Tensor:
     """The tensor that a diffusion stage returns, for the next one."""
 
 
-Payload = TokenFrames | Embeddings | Tensor
+@dataclass(frozen=True)
+class Text:
+    """The whole text that a stage has written. The edge's function makes the prompt of an image of it."""
+
+
+Payload = TokenFrames | Embeddings | Tensor | Text
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,8 @@ class StageSpec:
     family's reference implementation, if it has one."""
     stepwise: StepwiseEngine | None = None
     """`diffusion` only. None: a request is computed in one step, by a model of the family."""
+    folder: str | None = None
+    """The folder of this stage's weights and config in that of the checkpoint; None: the checkpoint's own."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ class EdgeSpec:
     function: str | None = None
     """`package.module:Class`, the family's code for the edge. `Embeddings`: the producer's half, a
     `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.edge.CodecEdgeFactory`.
-    `Tensor`: none."""
+    `Text`: an `omni_server.edge.ImagePromptFunction`. `Tensor`: none."""
     chunks: ChunkPlan | None = None
     """`TokenFrames` only: how they are cut into windows unless the stage config says otherwise. If it is an
     instance of a subclass, the stage config may set the fields of that subclass."""
@@ -118,6 +125,7 @@ _ENDS: dict[type[Payload], tuple[EngineKind, EngineKind]] = {
     TokenFrames: ("ar", "diffusion"),
     Embeddings: ("ar", "ar"),
     Tensor: ("diffusion", "diffusion"),
+    Text: ("ar", "diffusion"),
 }
 
 
@@ -127,8 +135,8 @@ class Pipeline:
 
     Raises `ValueError` unless the pipeline meets these conditions: It has one entry, and every other stage has
     one source. Payloads fit the engines at both ends. An `ar` stage either writes text and may send
-    embeddings, or sends frames. A diffusion stage either ends in an output (audio from frames, or an image
-    from the prompt) or passes on its result. Each output comes from one stage.
+    embeddings and the text, or sends frames. A diffusion stage either ends in an output (audio from frames,
+    or an image from the prompt or from text) or passes on its result. Each output comes from one stage.
     """
 
     stages: Mapping[str, StageSpec]
@@ -180,11 +188,11 @@ class Pipeline:
         if not kinds and stage.output is None:
             raise ValueError(f"stage '{name}' leads to no output")
         if stage.engine == "ar":
-            fitting = Embeddings if stage.output == "text" else TokenFrames
-            if any(kind is not fitting for kind in kinds):
+            fitting = (Embeddings, Text) if stage.output == "text" else (TokenFrames,)
+            if any(kind not in fitting for kind in kinds):
                 raise ValueError(
-                    f"stage '{name}': a stage whose output is text sends embeddings and nothing else, and no "
-                    "other stage does"
+                    f"stage '{name}': a stage whose output is text sends embeddings and text and nothing else, "
+                    "and no other stage does"
                 )
         elif stage.output is not None:
             if kinds:

@@ -205,7 +205,7 @@ class EngineBuilder:
         speech = self.config.speech_edge
         received = None if incoming is None else self.config.spec_of(incoming).payload
         runtime = StageRuntimeConfig(
-            model_dir=str(self.model_dir),
+            model_dir=str(self._folder(name)),
             row_producer=None if outgoing is None else outgoing.function,
             output_queue=None if outgoing is None else self.queues[outgoing.source, outgoing.target],
             input_queue=None if incoming is None else self.queues[incoming.source, incoming.target],
@@ -217,7 +217,7 @@ class EngineBuilder:
             predictor_sampling=PredictorSamplingSpec(**stage.predictor_sampling.model_dump()),
         )
         arguments = ar_engine_args(
-            self.model_dir,
+            self._folder(name),
             stage,
             runtime,
             platform=self.config.platform,
@@ -232,7 +232,7 @@ class EngineBuilder:
         """Builds an engine of the stage. Raises `ConfigError`."""
         spec = self.config.stage_spec(name)
         arguments = diffusion_engine_args(
-            self.model_dir,
+            self._folder(name),
             stage,
             platform=self.config.platform,
             load_format=self.load_format,
@@ -242,6 +242,11 @@ class EngineBuilder:
             announces_to=tuple(throttle.socket for throttle in self._throttles.values()),
         )
         return await self._build(name, EventAsyncLLM, arguments, progress)
+
+    def _folder(self, name: str) -> Path:
+        """Where the stage's weights are."""
+        folder = self.config.stage_spec(name).folder
+        return self.model_dir if folder is None else self.model_dir / folder
 
     async def _build(
         self, name: str, client_class: type[EngineT], arguments: AsyncEngineArgs, progress: StartProgress

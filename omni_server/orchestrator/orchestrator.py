@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.config.pipeline import Embeddings, Tensor, TokenFrames
+from omni_server.config.pipeline import Embeddings, Tensor, Text, TokenFrames
 from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.config.stages import ArStage
-from omni_server.edge import CodecEdgeFactory, load_edge_function
+from omni_server.edge import CodecEdgeFactory, ImagePromptFunction, load_edge_function
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
@@ -26,17 +26,19 @@ from omni_server.errors import (
     OverloadedError,
     StageDownError,
 )
-from omni_server.family import CodecLayout, EmbeddingsPrompt, FamilyModel
-from omni_server.images import ImageOutput
+from omni_server.family import CodecLayout, DiffusionPrompt, EmbeddingsPrompt, FamilyModel
+from omni_server.images import ImageOutput, ImageSize
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.image_requests import ImageRequests
-from omni_server.orchestrator.request_graph import ArTask, AudioTask, ImageTask, RequestGraph, TextOutput
+from omni_server.orchestrator.image_task import ImageTask, WrittenPrompt
+from omni_server.orchestrator.request_graph import ArTask, AudioTask, RequestGraph, TextOutput
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
 from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_grammar import turn_grammar
 from omni_server.orchestrator.tool_parser import ToolParser
+from omni_server.protocol.images import num_image_tokens
 from omni_server.protocol.rows import RowsInput, RowsOutput
 from omni_server.types import (
     ChatMessage,
@@ -98,7 +100,14 @@ class Orchestrator:
                 self._decoders[edge.source] = self._decoder(edge, payload)
         self._running: dict[str, RequestRun] = {}
         self._is_closed = False
-        self.images = ImageRequests(family, config.stages[self._entry])
+        self._painter = self._entry
+        """The stage that gets the prompt of an image, if there is one."""
+        to_prompt: ImagePromptFunction | None = None
+        if (text_edge := config.edge_from(self._entry, Text)) is not None:
+            assert text_edge.function is not None
+            self._painter = text_edge.target
+            to_prompt = cast(ImagePromptFunction, load_edge_function(text_edge.function))
+        self.images = ImageRequests(family, config.stages[self._painter], to_prompt)
         self.num_corrupt: Counter[tuple[str, str]] = Counter()
         """Requests that ended with a `CorruptDataError`, by stage and kind."""
 
@@ -165,7 +174,7 @@ class Orchestrator:
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic() if request.began_at is None else request.began_at
         voice = None if request.speech is None else self._voice(request.speech)
-        if request.image is not None:
+        if request.image is not None and not self.images.has_written_prompts:
             graph, tokens = await self._image_graph(request, request.image)
         else:
             graph, tokens = await self._ar_graph(request, outputs, voice, deadline_s, began)
@@ -188,6 +197,8 @@ class Orchestrator:
         wanted: set[Output] = {"image"} if request.image is not None else {"text"}
         if request.speech is not None:
             wanted.add("audio")
+        if "image" in wanted and self.images.has_written_prompts:
+            wanted.add("text")  # of which the image is made
         if "audio" in wanted and "audio" not in available:
             raise InvalidRequestError("this model is served without speech", param="modalities")
         if "audio" in wanted:
@@ -214,11 +225,17 @@ class Orchestrator:
         self, request: OmniRequest, image: ImageOutput
     ) -> tuple[RequestGraph, PromptTokens]:
         prompt, size = await asyncio.to_thread(self.images.render, request.messages, image)
-        num_tokens = len(prompt.token_ids)
-        decoder = Decoder([stage.choose() for stage in self._diffusion_stages(self._entry)])
         graph = RequestGraph(request.request_id)
+        self._add_image(graph, prompt, size)
+        num_given = len(prompt.token_ids) - graph.num_image_tokens
+        return graph, PromptTokens(num_given, text=0, audio=0, image=num_given, video=0)
+
+    def _add_image(
+        self, graph: RequestGraph, prompt: DiffusionPrompt | WrittenPrompt, size: ImageSize
+    ) -> None:
+        decoder = Decoder([stage.choose() for stage in self._diffusion_stages(self._painter)])
+        graph.num_image_tokens = num_image_tokens(size.width, size.height)
         graph.add(ImageTask(graph, decoder, prompt, size))
-        return graph, PromptTokens(num_tokens, num_tokens, 0, 0, 0)
 
     async def _ar_graph(
         self,
@@ -278,6 +295,10 @@ class Orchestrator:
                 spans = None if fed.text is None else fed.text.spans
                 add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply, spans=spans))
             speaker = self._add_speaker(graph, request, edge.target, voice, fed, is_limited=is_limited)
+        image_prompt: WrittenPrompt | None = None
+        if request.image is not None:
+            image_prompt, size = await self.images.written(request.image)
+            self._add_image(graph, image_prompt, size)
         if is_text:
             graph.text = TextOutput(
                 graph,
@@ -286,6 +307,7 @@ class Orchestrator:
                 spoken_text=SpokenText(handle.detokenize) if speaker is not None and is_limited else None,
                 tool_parser=ToolParser(is_parallel=request.tools.is_parallel) if request.tools else None,
                 speaker=speaker,
+                on_text=None if image_prompt is None else image_prompt.finish,
             )
         output = self._add_audio(graph, request, self._entry, voice) or graph.text
         assert output is not None

@@ -5,9 +5,10 @@ of windows that becomes audio. Data that crosses an edge is handed on synchronou
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +21,7 @@ from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.sampling import StageSampling
 from omni_server.errors import CorruptDataError, OmniError
-from omni_server.family import CodecLayout, DiffusionPrompt
-from omni_server.images import ImageDone, ImageProgress, ImageSize, PartialImage
+from omni_server.family import CodecLayout
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
 from omni_server.orchestrator.request_timeline import RequestTimeline
@@ -30,7 +30,6 @@ from omni_server.orchestrator.speech_scheduler import SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_parser import Piece, ToolParser
-from omni_server.protocol.images import StageEvent, StepProgress
 from omni_server.types import (
     SAMPLE_RATE_HZ,
     AudioDelta,
@@ -51,6 +50,17 @@ their speech stays together (`stages.runtime.batching_delay`). Text-only request
 continue immediately."""
 
 
+class GraphTask(Protocol):
+    """A part of the tree."""
+
+    async def run(self) -> None:
+        """Returns when the part has done all its work. Raises `OmniError`."""
+        ...
+
+
+TaskT = TypeVar("TaskT", bound=GraphTask)
+
+
 class RequestGraph:
     """Filled by `add`. `run` returns when all outputs are complete. `close` must follow, even after a
     failure."""
@@ -61,9 +71,11 @@ class RequestGraph:
         self.timeline = RequestTimeline()
         self.text: TextOutput | None = None
         self.audio: AudioTask | None = None
-        self._tasks: list[AudioTask | ArTask | ImageTask] = []
+        self.num_image_tokens = 0
+        """Of the image that is drawn."""
+        self._tasks: list[GraphTask] = []
 
-    def add(self, task: "TaskT") -> "TaskT":
+    def add(self, task: TaskT) -> TaskT:
         """Consumers must be added before their sources, and the entry last."""
         self._tasks.append(task)
         return task
@@ -101,7 +113,7 @@ class RequestGraph:
             num_frames = self.audio.num_frames
             if self.audio.finish_reason == "length":
                 reason = "length"
-        return reason, Usage(replace(prompt, cached=num_cached), num_text, num_frames)
+        return reason, Usage(replace(prompt, cached=num_cached), num_text, num_frames, self.num_image_tokens)
 
 
 @dataclass(eq=False)
@@ -158,46 +170,6 @@ class ArTask:
             if self.source is not None:
                 self.source.close()
             await stream.close()
-
-
-@dataclass(eq=False)
-class ImageTask:
-    """Turns a prompt into an image."""
-
-    graph: RequestGraph
-    decoder: Decoder
-    prompt: DiffusionPrompt
-    size: ImageSize
-
-    async def run(self) -> None:
-        graph, decoder, prompt = self.graph, self.decoder, self.prompt
-        graph.timeline.mark_submitted(decoder.first_stage)
-        async with decoder.needed():
-            result = await decoder.run(
-                graph.request_id,
-                prompt.token_ids,
-                prompt.payload,
-                on_event=self._take,
-                timeline=graph.timeline,
-            )
-        graph.timeline.mark_output(decoder.name)
-        # In a thread: an image of 2048x2048 takes 50 ms.
-        graph.emit(ImageDone(await asyncio.to_thread(_pixels, decoder.name, result, self.size)))
-
-    def _take(self, event: StageEvent) -> None:
-        if isinstance(event, StepProgress):
-            self.graph.emit(ImageProgress(event.step, event.num_steps))
-        else:
-            self.graph.emit(PartialImage(event.index, event.pixels.array()))
-
-
-def _pixels(stage: str, result: npt.NDArray[np.float32], size: ImageSize) -> npt.NDArray[np.uint8]:
-    """Raises `CorruptDataError` if the result is not an image of that size."""
-    if result.shape != (size.height, size.width, 3):
-        raise CorruptDataError(stage, "shape", f"{list(result.shape)} is no RGB image of {size} pixels")
-    if not (result.min() >= 0 and result.max() <= 1):  # NaN fails either comparison
-        raise CorruptDataError(stage, "samples", "pixels that are not in [0, 1]")
-    return np.rint(255 * result).astype(np.uint8)
 
 
 class AudioTask:
@@ -300,16 +272,19 @@ class TextOutput:
         spoken_text: SpokenText | None = None,
         tool_parser: ToolParser | None = None,
         speaker: ArTask | None = None,
+        on_text: Callable[[str], object] | None = None,
     ) -> None:
-        """`speaker` is the stage that receives the embeddings of the text. `spoken_text` is set if a stop
-        string may cut text that would otherwise be spoken, or if text may turn out to be a tool call.
-        `tool_parser` is set if the model may call tools."""
+        """`speaker` is the stage that receives the embeddings of the text. `on_text` gets all of it when it is
+        complete. `spoken_text` is set if a stop string may cut text that would otherwise be spoken, or if
+        text may turn out to be a tool call. `tool_parser` is set if the model may call tools."""
         self._graph = graph
         self._stage = stage
         self._prompt = prompt
         self._spoken_text = spoken_text
         self._tool_parser = tool_parser
         self._speaker = speaker
+        self._on_text = on_text
+        self._written: list[str] = []
         self._feeder = None if speaker is None else speaker.source
         self._logprobs = ReleasedLogprobs()
         self._num_spoken_chars = 0
@@ -338,6 +313,8 @@ class TextOutput:
         text = "".join(piece for piece in pieces if isinstance(piece, str))
         if text or output.token_ids:
             self._graph.emit(TextDelta(text, output.token_ids, logprobs))
+        if self._on_text is not None:
+            self._written.append(text)
         for piece in pieces:
             if isinstance(piece, ToolCallDelta):
                 self._graph.emit(piece)
@@ -373,6 +350,8 @@ class TextOutput:
         has_calls = self._tool_parser is not None and self._tool_parser.num_calls > 0
         self.finish_reason = "tool_calls" if has_calls and reason == "stop" else reason
         self._graph.emit(TextDone(reason))
+        if self._on_text is not None:
+            self._on_text("".join(self._written))
         if self._speaker is None or self._feeder is None:
             return
         num_spoken = self.num_tokens - num_without_row
@@ -388,6 +367,3 @@ class TextOutput:
         else:
             # The next stage has not begun to generate and never will: no row of a generated token arrives.
             self._speaker.skip()
-
-
-TaskT = TypeVar("TaskT", AudioTask, ArTask, ImageTask)

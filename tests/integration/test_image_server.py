@@ -19,11 +19,12 @@ from PIL import Image
 
 from stages.demo_checkpoint.write import make_demo_checkpoint
 from tests.integration.server_process import MODEL, ROOT, ServerProcess, wait_until
-from tests.unit.api.clients import error_of, media
+from tests.unit.api.clients import data_url, error_of, media
 from tests.unit.api.sse_validator import read_image_stream
 
 PROMPT = "a red cube on a table"
 SMALL: dict[str, Any] = {"prompt": PROMPT, "size": "64x64"}
+TEXT: Any = [{"role": "user", "content": PROMPT}]
 STEPS = {"num_inference_steps": 8}
 GENERATIONS = "/v1/images/generations"
 
@@ -128,6 +129,17 @@ def test_a_pipeline_generates_streams_and_refuses(generator: ServerProcess) -> N
         with client.stream("POST", GENERATIONS, json=body) as long:
             next(long.iter_raw())
         wait_until(lambda: has_released_an_aborted_one(client), 10.0, lambda: generator.log)
+        chat = official.chat.completions.create(
+            model=MODEL,
+            messages=TEXT,
+            seed=7,
+            extra_body=STEPS | {"size": SMALL["size"]},
+        )
+        assert chat.choices[0].message.model_extra is not None
+        (part,) = chat.choices[0].message.model_extra["images"]
+        assert part["image_url"]["url"] == data_url(file, "image/png")
+        assert chat.usage is not None
+        assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (0, 16)
         card = client.get(f"/v1/models/{MODEL}").json()
         assert card["images"]["free_sizes"]["multiple"] == 16
         assert "num_inference_steps" in card["images"]["parameters"]
@@ -138,7 +150,7 @@ def test_the_example_of_the_page_saves_previews_and_the_image(
     generator: ServerProcess, tmp_path: Path
 ) -> None:
     page = (ROOT / "docs" / "images.md").read_text()
-    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    program, _ = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     program = program.replace("http://127.0.0.1:8091", generator.url)
     program = program.replace('"num_inference_steps": 30', '"num_inference_steps": 4')
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=60)
@@ -174,6 +186,20 @@ def test_a_pipeline_edits_and_says_where_it_does(editor: ServerProcess) -> None:
         events = list(official.images.edit(image=picture, stream=True, partial_images=1, **fields))
         assert [event.type for event in events] == ["image_edit.partial_image", "image_edit.completed"]
         assert base64.b64decode(events[-1].b64_json) == file
+
+        parts = [
+            {"type": "text", "text": PROMPT},
+            {"type": "image_url", "image_url": {"url": data_url(picture, "image/png")}},
+        ]
+        chat = {"model": MODEL, "messages": [{"role": "user", "content": parts}], "size": "64x64"}
+        answer = client.post("/v1/chat/completions", json=chat | fields["extra_body"]).json()
+        (part,) = answer["choices"][0]["message"]["images"]
+        assert part["image_url"]["url"] == data_url(file, "image/png")
+        assert answer["usage"]["prompt_tokens"] == edited.usage.input_tokens
+        assert (
+            error_of(client.post("/v1/chat/completions", json=chat | {"messages": TEXT}))["param"]
+            == "messages"
+        )
 
         with pytest.raises(openai.BadRequestError, match="maximum context length"):
             official.images.edit(image=[picture] * 16, **fields)

@@ -224,7 +224,13 @@ def test_one_diffusion_stage_answers_with_images(tmp_path: Path) -> None:
         alone = [image("A lighthouse", seed) for seed in (7, 8, 9)]
         drawn = [images_of(client.post(url, json=body | {"seed": None}))[0] for _ in range(2)]
         chat = client.post(
-            "/v1/chat/completions", json={"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+            "/v1/chat/completions",
+            json={
+                "model": MODEL,
+                "messages": [{"role": "user", "content": "A lighthouse"}],
+                "seed": 7,
+                "size": "48x32",
+            },
         )
         speech = client.post("/v1/audio/speech", json={"model": MODEL, "input": "Hello."})
         broken = [client.post(url, json=body | {"prompt": name}) for name in ("NaN", "dazzling", "cropped")]
@@ -263,7 +269,8 @@ def test_one_diffusion_stage_answers_with_images(tmp_path: Path) -> None:
     assert [crowd[0], crowd[2], crowd[4]] == [alone[0], alone[2], alone[0]]
     assert np.array_equal(pixels(crowd[1]), reference("A boat", 8))
     assert len({*drawn, *alone}) == 5
-    assert "does not answer chats" in chat.json()["error"]["message"]
+    _, _, answered = chat.json()["choices"][0]["message"]["images"][0]["image_url"]["url"].partition(",")
+    assert base64.b64decode(answered) == alone[0]
     assert "images only" in speech.json()["error"]["message"]
     for answer in broken:
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "corrupt_data"), answer.text

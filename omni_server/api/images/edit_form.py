@@ -3,7 +3,8 @@
 from typing import Any
 
 from omni_server.api.forms import Form, FormLimits, form_field, last_values
-from omni_server.api.images.schemas import MAX_PROMPT_CHARACTERS, ImageEditForm
+from omni_server.api.image_options import MAX_PROMPT_CHARACTERS
+from omni_server.api.images.schemas import ImageEditForm
 from omni_server.api.validation import missing_parameter, validate
 from omni_server.errors import InvalidRequestError
 

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from omni_server.api.images.schemas import ImageFields, ImageFormat
+from omni_server.api.image_options import ImageFormat, ImageOptions
+from omni_server.api.images.schemas import ImageFields
 from omni_server.images import ImageOutput, ImageSize
 
 TEXT_CHUNK = "parameters"
@@ -26,19 +27,14 @@ class ImageWriter:
         self._fields = fields
         self._model_name = model_name
         self.format: ImageFormat = fields.output_format or "png"
-        self._quality = 100 if fields.output_compression is None else fields.output_compression
 
     def base64(self, pixels: Pixels, output: ImageOutput) -> str:
         """`output` is what the image was asked for with."""
-        file = io.BytesIO()
-        image = Image.fromarray(pixels)
+        info: PngInfo | None = None
         if self._fields.include_parameters:
             info = PngInfo()
             info.add_itxt(TEXT_CHUNK, self._parameters(size_of(pixels), output))
-            image.save(file, self.format, pnginfo=info)
-        else:
-            image.save(file, self.format, quality=self._quality)
-        return base64.b64encode(file.getvalue()).decode()
+        return _base64(pixels, self._fields, info)
 
     def _parameters(self, size: ImageSize, output: ImageOutput) -> str:
         """A request that makes this image again, if nothing is to be edited."""
@@ -55,6 +51,22 @@ class ImageWriter:
         }
         given = {name: value for name, value in parameters.items() if value is not None}
         return json.dumps(given, ensure_ascii=False)
+
+
+def data_url(pixels: Pixels, options: ImageOptions) -> str:
+    """The file as a `data:` URL."""
+    return f"data:image/{options.output_format or 'png'};base64,{_base64(pixels, options)}"
+
+
+def _base64(pixels: Pixels, options: ImageOptions, info: PngInfo | None = None) -> str:
+    """`info` is for PNG only."""
+    file, image = io.BytesIO(), Image.fromarray(pixels)
+    if info is not None:
+        image.save(file, "png", pnginfo=info)
+    else:
+        quality = 100 if options.output_compression is None else options.output_compression
+        image.save(file, options.output_format or "png", quality=quality)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def size_of(pixels: Pixels) -> ImageSize:

@@ -4,6 +4,7 @@ What the model can do is checked by the generator (`omni_server.generation.Gener
 parameters `submit_images` replaces by those of the API.
 """
 
+import dataclasses
 import re
 import secrets
 import time
@@ -13,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from omni_server.api.answer_stream import submit_all
 from omni_server.api.config import ApiConfig
-from omni_server.api.images.schemas import ImageFields, LoraChoice
+from omni_server.api.image_options import MAX_PROMPT_CHARACTERS, ImageOptions, LoraChoice
+from omni_server.api.images.schemas import ImageFields
 from omni_server.api.parse import check_extra_fields, check_model
 from omni_server.api.state import ObservedGenerator
 from omni_server.api.validation import unsupported
@@ -32,6 +34,7 @@ PARAMETERS: Mapping[str, str] = {
 }
 """Fields of `ImageOutput` and their names in requests."""
 
+_OUTPUT_FIELDS = frozenset(field.name for field in dataclasses.fields(ImageOutput))
 _SIZE = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})")
 _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
     "image": (None,),
@@ -74,17 +77,8 @@ def image_output(fields: ImageFields, model: ModelInfo, limits: ImageLimits) -> 
     if not model.image_sizes:
         raise unsupported(f"The model '{model.name}' does not generate images.", "model")
     check_extra_fields(fields.model_extra, _HARMLESS_VALUES, _HINTS)
-    if not fields.prompt.strip():
-        raise InvalidRequestError(
-            "Invalid 'prompt': it says nothing about the image.", param="prompt", code="empty_string"
-        )
-    is_png = fields.output_format in (None, "png")
-    if fields.output_compression not in (None, 100) and is_png:
-        raise InvalidRequestError(
-            "'output_compression' is allowed only where 'output_format' is 'jpeg' or 'webp'.",
-            param="output_compression",
-        )
-    if fields.include_parameters and not is_png:
+    check_prompt(fields.prompt, "prompt")
+    if fields.include_parameters and fields.output_format not in (None, "png"):
         raise InvalidRequestError(
             "'include_parameters' is allowed only where 'output_format' is 'png'.", param="include_parameters"
         )
@@ -94,30 +88,54 @@ def image_output(fields: ImageFields, model: ModelInfo, limits: ImageLimits) -> 
         )
     if fields.stream and (fields.n or 1) > 1:
         raise unsupported("Only n=1 is supported with 'stream'.", "n")
-    if (fields.true_cfg_scale or 0) > 1 and fields.negative_prompt is None:
+    output = replace(checked_options(fields, limits), num_partial_images=fields.partial_images or 0)
+    if output.seed is None and fields.include_parameters:
+        return replace(output, seed=secrets.randbits(63))  # the file names it
+    return output
+
+
+def check_prompt(prompt: str, param: str) -> None:
+    """Raises `InvalidRequestError` if the prompt is too long or says nothing."""
+    if len(prompt) > MAX_PROMPT_CHARACTERS:
+        raise InvalidRequestError(
+            f"Invalid '{param}': the prompt of an image has at most {MAX_PROMPT_CHARACTERS} characters.",
+            param=param,
+            code="string_above_max_length",
+        )
+    if not prompt.strip():
+        raise InvalidRequestError(
+            f"Invalid '{param}': it says nothing about the image.", param=param, code="empty_string"
+        )
+
+
+def checked_options(options: ImageOptions, limits: ImageLimits) -> ImageOutput:
+    """Checks rules across fields and the server's limits. The size is None for `auto`. Raises
+    `InvalidRequestError`."""
+    if options.output_compression not in (None, 100) and options.output_format in (None, "png"):
+        raise InvalidRequestError(
+            "'output_compression' is allowed only where 'output_format' is 'jpeg' or 'webp'.",
+            param="output_compression",
+        )
+    if (options.true_cfg_scale or 0) > 1 and options.negative_prompt is None:
         raise InvalidRequestError(
             "'true_cfg_scale' above 1 has an effect only where 'negative_prompt' is given.",
             param="true_cfg_scale",
         )
-    steps = fields.num_inference_steps
+    steps = options.num_inference_steps
     if steps is not None and steps > limits.max_steps:
         raise InvalidRequestError(
             f"Invalid 'num_inference_steps': expected a value <= {limits.max_steps}.",
             param="num_inference_steps",
             code="integer_above_max_value",
         )
-    seed = fields.seed
-    if seed is None and fields.include_parameters:
-        seed = secrets.randbits(63)  # the file names it
     return ImageOutput(
-        size=_size(fields.size, limits.max_output_pixels),
-        seed=None if seed is None else seed % 2**63,
-        negative_prompt=fields.negative_prompt,
+        size=_size(options.size, limits.max_output_pixels),
+        seed=None if options.seed is None else options.seed % 2**63,
+        negative_prompt=options.negative_prompt,
         num_steps=steps,
-        guidance_scale=fields.guidance_scale,
-        true_cfg_scale=fields.true_cfg_scale,
-        num_partial_images=fields.partial_images or 0,
-        loras=_loras(fields.lora),
+        guidance_scale=options.guidance_scale,
+        true_cfg_scale=options.true_cfg_scale,
+        loras=_loras(options.lora),
     )
 
 
@@ -176,8 +194,13 @@ async def submit_images(generator: ObservedGenerator, requests: Sequence[OmniReq
     except InvalidRequestError as error:
         if error.param == "messages":
             error.param = "prompt"
-        elif error.param is not None:
-            error.param = PARAMETERS.get(error.param, error.param)
-        if error.code == "unsupported_parameter":
-            error.message = f"The model does not have the parameter '{error.param}'."
+        name_parameter(error)
         raise
+
+
+def name_parameter(error: InvalidRequestError) -> None:
+    """Replaces the name of a field of `ImageOutput` in an error of the generator by the API's."""
+    if error.param in _OUTPUT_FIELDS:
+        error.param = PARAMETERS.get(error.param, error.param)
+    if error.code == "unsupported_parameter":
+        error.message = f"The model does not have the parameter '{error.param}'."

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 
-from omni_server.api.answer_stream import close_all, follow, follow_choices
+from omni_server.api.answer_stream import close_all, follow, follow_choices, total_usage
 from omni_server.api.config import ApiConfig
 from omni_server.api.forms import Form, read_form
 from omni_server.api.images.edit_form import (
@@ -18,6 +18,7 @@ from omni_server.api.images.edit_form import (
     edit_form_body,
     parse_edit_form,
 )
+from omni_server.api.images.edit_room import EditRoom
 from omni_server.api.images.files import ImageWriter, Pixels, size_of
 from omni_server.api.images.parse import (
     ImageLimits,
@@ -40,41 +41,31 @@ from omni_server.api.images.schemas import (
 from omni_server.api.images.sizes import automatic_size
 from omni_server.api.limits import Admission
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.media_room import MediaRoom
 from omni_server.api.openapi import GENERATION_ERRORS, OpenApi, event_stream, request_body
 from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, named_frame, until_disconnect
 from omni_server.api.validation import read_json, unsupported, validate
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generation
-from omni_server.images import ImageDone, ImageOutput, ImageProgress, ImageSize, PartialImage
+from omni_server.images import ImageDone, ImageOutput, ImageProgress, PartialImage
 from omni_server.media.source import MediaSource
-from omni_server.protocol.images import num_image_tokens
-from omni_server.types import Finished, ImagePart, PromptTokens
+from omni_server.types import Finished, ImagePart, Usage
 
 _EXAMPLES: dict[str, dict[str, object]] = {
     "image": {"prompt": "A lighthouse at dusk", "seed": 1},
     "events": {"prompt": "A lighthouse at dusk", "stream": True},
 }
 
-LARGEST_EDITS_IN_MEMORY = 4
-"""Or a larger number of smaller ones; "largest" is `--max-image-pixels`."""
-
 EventKind = Literal["image_generation", "image_edit"]
 
 
 class ImageService:
-    def __init__(self, state: ServerState, config: ApiConfig, admission: Admission) -> None:
+    def __init__(self, state: ServerState, config: ApiConfig, admission: Admission, room: EditRoom) -> None:
         self._state = state
         self._admission = admission
         self._limits = ImageLimits.from_config(config)
         self._keep_alive_s = config.sse_keep_alive_s
-        self._max_input_pixels = config.media_limits.max_image_pixels
-        self._room = MediaRoom(
-            "images",
-            LARGEST_EDITS_IN_MEMORY * config.media_limits.max_image_pixels,
-            config.media_queue_timeout_s,
-        )
+        self._room = room
         self._media = MediaLoader(MediaSource((), config.media_limits), config.media_limits, config)
 
     async def generate(self, request: Request) -> Response:
@@ -109,17 +100,10 @@ class ImageService:
             return await self._answer(generator, fields, output, images, "image_edit", held)
 
     async def _load(self, files: Sequence[bytes], number: int, held: ExitStack) -> list[ImagePart]:
-        """Loads the images of an edit with `number` results, each of which needs a copy of them. Adds the
-        release of the room to `held`."""
+        """Loads the images of an edit with `number` results. Adds the release of the room to `held`."""
         try:
-            num_pixels = number * sum([await self._media.count_pixels(file) for file in files])
-            if num_pixels > self._max_input_pixels:
-                copies = f", counted once for each of the {number} images to make," if number > 1 else ""
-                raise InvalidRequestError(
-                    f"The images together{copies} have more than the {self._max_input_pixels} pixels allowed.",
-                    code="invalid_image",
-                )
-            held.callback(await self._room.take(num_pixels))
+            num_pixels = sum([await self._media.count_pixels(file) for file in files])
+            held.callback(await self._room.take(num_pixels, number))
             return [await self._media.load_image_file(file) for file in files]
         except InvalidRequestError as error:
             error.param = "image"
@@ -148,20 +132,24 @@ class ImageService:
             (generation,) = generations
             events = self._events(generation, _EventWriter(writer, output, kind), held.pop_all())
             return EventStreamResponse(generation.request_id, events, first=await anext(events))
-        pixels = await self._collect(generations)
-        body = await asyncio.to_thread(_render, writer, generations[0].prompt, pixels, outputs)
+        drawn, usage = await self._collect(generations)
+        body = await asyncio.to_thread(_render, writer, drawn, outputs, usage)
         return Response(body, media_type="application/json")
 
-    async def _collect(self, generations: Sequence[Generation]) -> list[Pixels]:
-        images: dict[int, Pixels] = {}
+    async def _collect(self, generations: Sequence[Generation]) -> tuple[list[ImageDone], Usage]:
+        images: dict[int, ImageDone] = {}
+        usages: list[Usage] = []
         try:
             async with aclosing(follow_choices(generations, self._state)) as events:
                 async for item in events:
-                    if item is not None and isinstance(item[1], ImageDone):
-                        images[item[0]] = item[1].pixels
+                    match item:
+                        case (index, ImageDone() as image):
+                            images[index] = image
+                        case (_, Finished(usage=usage)):
+                            usages.append(usage)
         finally:
             await close_all(generations)
-        return [images[index] for index in range(len(generations))]
+        return [images[index] for index in range(len(generations))], total_usage(usages)
 
     async def _events(
         self, generation: Generation, writer: "_EventWriter", held: ExitStack
@@ -181,7 +169,7 @@ class ImageService:
                             done = event.pixels
                         case Finished():
                             assert done is not None
-                            yield await asyncio.to_thread(writer.completed, done, generation.prompt)
+                            yield await asyncio.to_thread(writer.completed, done, event.usage)
         finally:
             held.close()
             await generation.aclose()
@@ -201,8 +189,8 @@ class _EventWriter:
         )
         return named_frame(event.type, event)
 
-    def completed(self, pixels: Pixels, prompt: PromptTokens) -> bytes:
-        event = CompletedEvent(**self._fields("completed", pixels), usage=_usage(prompt, [size_of(pixels)]))
+    def completed(self, pixels: Pixels, usage: Usage) -> bytes:
+        event = CompletedEvent(**self._fields("completed", pixels), usage=_image_usage(usage))
         return named_frame(event.type, event)
 
     def _fields(self, name: str, pixels: Pixels) -> dict[str, Any]:
@@ -218,40 +206,37 @@ class _EventWriter:
 
 
 def _render(
-    writer: ImageWriter, prompt: PromptTokens, images: Sequence[Pixels], outputs: Sequence[ImageOutput]
+    writer: ImageWriter, images: Sequence[ImageDone], outputs: Sequence[ImageOutput], usage: Usage
 ) -> bytes:
     """The response body. Takes a fraction of a second for large images."""
-    sizes = [size_of(pixels) for pixels in images]
     files = [
-        GeneratedImage(b64_json=writer.base64(pixels, output))
-        for pixels, output in zip(images, outputs, strict=True)
+        GeneratedImage(b64_json=writer.base64(image.pixels, output), revised_prompt=image.prompt)
+        for image, output in zip(images, outputs, strict=True)
     ]
     response = ImagesResponse(
         created=int(time.time()),
         data=files,
         output_format=writer.format,
-        size=str(sizes[0]),
-        usage=_usage(prompt, sizes),
+        size=str(size_of(images[0].pixels)),
+        usage=_image_usage(usage),
     )
     return response.model_dump_json().encode()
 
 
-def _usage(prompt: PromptTokens, sizes: Sequence[ImageSize]) -> ImageUsage:
-    """`prompt` counts the tokens of one image, and those of the images to edit."""
-    made = [num_image_tokens(size.width, size.height) for size in sizes]
-    num_given = max(0, prompt.total - made[0])
+def _image_usage(usage: Usage) -> ImageUsage:
+    prompt, num_written, num_drawn = usage.prompt, usage.text_tokens, usage.image_tokens
     return ImageUsage(
-        input_tokens=num_given,
-        input_tokens_details=InputTokens(image_tokens=num_given, text_tokens=0),
-        output_tokens=sum(made),
-        output_tokens_details=OutputTokens(image_tokens=sum(made), text_tokens=0),
-        total_tokens=num_given + sum(made),
+        input_tokens=prompt.total,
+        input_tokens_details=InputTokens(image_tokens=prompt.image, text_tokens=prompt.text),
+        output_tokens=num_written + num_drawn,
+        output_tokens_details=OutputTokens(image_tokens=num_drawn, text_tokens=num_written),
+        total_tokens=prompt.total + num_written + num_drawn,
     )
 
 
-def images_router(state: ServerState, config: ApiConfig, admission: Admission) -> APIRouter:
+def images_router(state: ServerState, config: ApiConfig, admission: Admission, room: EditRoom) -> APIRouter:
     router = APIRouter(prefix="/v1/images", tags=["images"])
-    service = ImageService(state, config, admission)
+    service = ImageService(state, config, admission, room)
     answers: OpenApi = {
         200: {
             "model": ImagesResponse,

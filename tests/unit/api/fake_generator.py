@@ -62,6 +62,8 @@ IMAGE_MODEL = replace(
 )
 EDITING_MODEL = replace(
     IMAGE_MODEL,
+    input_modalities=("image",),
+    max_media_per_prompt={"image": 2},
     image_features=ImageFeatures(
         parameters=frozenset(
             {
@@ -88,6 +90,8 @@ VERSATILE_MODEL = replace(
 """No endpoint refuses it."""
 
 PROMPT = PromptTokens(total=20, text=12, audio=5, image=2, video=1, cached=3)
+IMAGE_PROMPT = PromptTokens(total=16, text=0, audio=0, image=16, video=0)
+"""Of a model that writes no text: the tokens of the images to edit."""
 # Bytes and line breaks that careless code cuts apart.
 WORDS = ("Hello", " wörld", "", " 👋🏽", "\u2028", "!")
 TEXT = "".join(WORDS)
@@ -149,7 +153,12 @@ def image_script(image: ImageOutput) -> list[ScriptEntry]:
         script.append(ImageProgress(step, NUM_STEPS))
         if step <= image.num_partial_images:
             script.append(PartialImage(step - 1, preview_of(image, step - 1)))
-    return [*script, ImageDone(image_of(image)), finished()]
+    usage = Usage(IMAGE_PROMPT, text_tokens=0, codec_tokens=0, image_tokens=tokens_of(image))
+    return [*script, ImageDone(image_of(image)), Finished("stop", usage)]
+
+
+def tokens_of(image: ImageOutput) -> int:
+    return image_of(image).size // (3 * 16 * 16)
 
 
 def preview_of(image: ImageOutput, index: int) -> npt.NDArray[np.uint8]:

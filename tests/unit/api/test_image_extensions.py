@@ -13,8 +13,7 @@ from omni_server.api.images.files import TEXT_CHUNK
 from omni_server.images import ImageOutput, ImageSize, Lora
 from omni_server.types import ModelInfo
 from tests.unit.api.clients import app_of, error_of, http_client
-from tests.unit.api.fake_generator import EDITING_MODEL, IMAGE_MODEL, MODEL, FakeGenerator
-from tests.unit.api.fake_generator import PROMPT as PROMPT_TOKENS
+from tests.unit.api.fake_generator import EDITING_MODEL, IMAGE_MODEL, IMAGE_PROMPT, MODEL, FakeGenerator
 from tests.unit.api.test_images import PROMPT, ask, files_of, painted, painter
 
 
@@ -110,7 +109,7 @@ async def test_usage_counts_squares_of_16_pixels() -> None:
     generator = painter()
     body = await painted(generator, n=3, size="48x32")
     one = 3 * 2
-    given = PROMPT_TOKENS.total - one  # what the generator counts beyond the image
+    given = IMAGE_PROMPT.image
     assert body["usage"] == {
         "input_tokens": given,
         "input_tokens_details": {"image_tokens": given, "text_tokens": 0},

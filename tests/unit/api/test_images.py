@@ -249,7 +249,7 @@ async def test_a_model_without_images_refuses_them() -> None:
 async def test_a_model_that_only_generates_images_refuses_all_else() -> None:
     generator = painter()
     app = app_of(generator)
-    assert "does not answer chats" in error_of(await post(app, chat()))["message"]
+    assert "answers with an image only" in error_of(await post(app, chat(modalities=["text"])))["message"]
     async with http_client(app) as client:
         speech = await client.post("/v1/audio/speech", json={"model": "omni", "input": "Hello."})
         card = (await client.get("/v1/models/omni")).json()

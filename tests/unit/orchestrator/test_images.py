@@ -48,6 +48,7 @@ class FakePainter:
         self.error: OmniError | None = None
         self.gate = asyncio.Event()
         self.gate.set()
+        self.began = asyncio.Event()
         self.payloads: list[bytes] = []
         self.num_tokens: list[int] = []
         self.num_active = 0
@@ -69,6 +70,7 @@ class FakePainter:
         self.payloads.append(payload)
         self.num_tokens.append(len(token_ids))
         self.num_active += 1
+        self.began.set()
         try:
             await self.gate.wait()
             if self.error is not None:
@@ -124,7 +126,7 @@ async def test_the_painter_is_told_prompt_size_and_seed(painter: FakePainter) ->
     assert [msgspec.msgpack.decode(payload, type=ImageInput) for payload in painter.payloads] == [
         ImageInput("A lighthouse", 32, 32, 5)
     ]
-    assert (painter.num_tokens, run.prompt.total) == ([4], 4)
+    assert (painter.num_tokens, run.prompt.total, finished.usage.image_tokens) == ([4], 0, 4)
 
 
 async def test_without_a_seed_each_request_draws_one(painter: FakePainter) -> None:

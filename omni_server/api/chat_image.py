@@ -1,0 +1,158 @@
+"""Images in chats: `modalities` with "image" are an extension of OpenAI's API.
+
+The answer has the image as OpenRouter sends it: in `images` of the message, as a `data:` URL.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from omni_server.api.answer_stream import submit_all
+from omni_server.api.image_options import ImageOptions
+from omni_server.api.images.edit_room import EditRoom
+from omni_server.api.images.parse import (
+    ImageLimits,
+    check_prompt,
+    checked_options,
+    consecutive,
+    name_parameter,
+)
+from omni_server.api.images.schemas import MAX_IMAGES
+from omni_server.api.images.sizes import automatic_size
+from omni_server.api.media_loader import MediaLoader
+from omni_server.api.messages import check_media, media_kinds, message_parts
+from omni_server.api.parse import check_extra_fields
+from omni_server.api.schemas import ChatCompletionRequest, Message
+from omni_server.api.state import ObservedGenerator
+from omni_server.api.validation import unsupported
+from omni_server.errors import InvalidRequestError
+from omni_server.generation import Generation
+from omni_server.images import ImageOutput
+from omni_server.types import ChatMessage, ContentPart, ImagePart, ModelInfo, OmniRequest, TextPart
+
+_HARMLESS_VALUES: Mapping[str, Sequence[object]] = {
+    "partial_images": (None, 0),
+    "width": (None,),
+    "height": (None,),
+    "image_config": (None, {}),
+    "num_outputs_per_prompt": (None, 1),
+    "extra_body": (None, {}),
+}
+"""Fields of the image endpoints and of other servers that change the image, with the values that have no
+effect."""
+_HINTS = {
+    "partial_images": "Chats have no previews: 'partial_images' is for /v1/images/generations.",
+    "width": "'width' is not supported; use 'size' instead, as in '1024x1024'.",
+    "height": "'height' is not supported; use 'size' instead, as in '1024x1024'.",
+    "image_config": "'image_config' is not supported; use 'size' instead, as in '1024x1024'.",
+    "num_outputs_per_prompt": "'num_outputs_per_prompt' is not supported; use 'n' instead.",
+    "extra_body": "'extra_body' is an argument of OpenAI's client: put its fields beside 'messages'.",
+}
+
+
+def only_draws(model: ModelInfo) -> bool:
+    """Whether images are all that the model generates."""
+    return model.outputs == {"image"}
+
+
+def image_output(body: ChatCompletionRequest, model: ModelInfo, limits: ImageLimits) -> ImageOutput | None:
+    """Returns the image that the chat asks for, or None. The size is None for `auto`.
+
+    Raises `InvalidRequestError`.
+    """
+    modalities = ["image"] if body.modalities is None and only_draws(model) else body.modalities or []
+    if only_draws(model) and set(modalities) != {"image"}:
+        raise unsupported(
+            f"The model '{model.name}' answers with an image only: 'modalities' must be ['image'] or absent.",
+            "modalities",
+        )
+    if "image" not in modalities:
+        return None
+    if "image" not in model.outputs:
+        raise unsupported("This model answers without images.", "modalities")
+    if "audio" in modalities:
+        raise unsupported("An answer has either speech or an image.", "modalities")
+    if body.tools is not None:
+        raise unsupported("'tools' cannot be combined with an image.", "tools")
+    if body.logprobs and "text" not in modalities:
+        raise unsupported("'logprobs' are supported only where the answer has text.", "logprobs")
+    number = body.n or 1
+    if number > 1 and body.stream:
+        raise unsupported("Only n=1 is supported with an image and 'stream'.", "n")
+    if number > MAX_IMAGES:
+        raise InvalidRequestError(
+            f"Invalid 'n': expected a value <= {MAX_IMAGES} with an image.",
+            param="n",
+            code="integer_above_max_value",
+        )
+    check_extra_fields(body.model_extra, _HARMLESS_VALUES, _HINTS)
+    return checked_options(body, limits)
+
+
+async def load_image_prompt(
+    body: ChatCompletionRequest, model: ModelInfo, media: MediaLoader, room: EditRoom, held: ExitStack
+) -> tuple[ChatMessage, ...]:
+    """Returns the last user message: what to draw, and the images to edit. Adds the release of their room to
+    `held`.
+
+    Raises `InvalidRequestError`, or `OverloadedError` from loading images.
+    """
+    index, message = _last_user_message(body.messages)
+    parts = message_parts(message, f"messages[{index}]")
+    check_media(media_kinds(parts), model, "messages")
+    check_prompt("\n".join(part.text for part, _ in parts if isinstance(part, TextPart)), "messages")
+    content: list[ContentPart] = [
+        part if isinstance(part, TextPart) else await media.load(part, param) for part, param in parts
+    ]
+    images = _images_of(content)
+    if model.image_features.needs_input_image and not images:
+        raise InvalidRequestError(
+            f"The model '{model.name}' only edits images: the last user message must contain one.",
+            param="messages",
+        )
+    try:
+        num_pixels = sum(image.pixels.shape[0] * image.pixels.shape[1] for image in images)
+        held.callback(await room.take(num_pixels, body.n or 1))
+    except InvalidRequestError as error:
+        error.param = "messages"
+        raise
+    return (ChatMessage("user", tuple(content)),)
+
+
+def _last_user_message(messages: Sequence[Message]) -> tuple[int, Message]:
+    for index, message in reversed(list(enumerate(messages))):
+        if message.role == "user":
+            return index, message
+    raise InvalidRequestError("An image needs a message with the role 'user'.", param="messages")
+
+
+def with_images(
+    requests: Sequence[OmniRequest], output: ImageOutput, model: ModelInfo, limits: ImageLimits
+) -> tuple[OmniRequest, ...]:
+    """Adds an image to each choice. The second has the next seed, and so on."""
+    if output.size is None:
+        edited = _images_of(requests[0].messages[-1].content) if only_draws(model) else ()
+        output = replace(output, size=automatic_size(model, edited, limits.max_output_pixels))
+    outputs = consecutive(output, len(requests))
+    return tuple(replace(one, image=image) for one, image in zip(requests, outputs, strict=True))
+
+
+def file_options(body: ChatCompletionRequest) -> ImageOptions:
+    """How images are encoded. The body, with its megabytes of images, need not be kept for that."""
+    return ImageOptions(output_format=body.output_format, output_compression=body.output_compression)
+
+
+def _images_of(content: Sequence[ContentPart]) -> list[ImagePart]:
+    return [part for part in content if isinstance(part, ImagePart)]
+
+
+async def submit_chat(generator: ObservedGenerator, requests: Sequence[OmniRequest]) -> list[Generation]:
+    """Submits all choices or none. Errors name the fields of the API."""
+    try:
+        return await submit_all(generator, requests)
+    except InvalidRequestError as error:
+        if requests[0].image is not None:
+            if error.param == "image":
+                error.param = "messages"
+            name_parameter(error)
+        raise

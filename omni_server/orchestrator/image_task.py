@@ -1,0 +1,78 @@
+"""The part of a request that draws an image."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from omni_server.errors import CorruptDataError
+from omni_server.family import DiffusionPrompt
+from omni_server.images import ImageDone, ImageProgress, ImageSize, PartialImage
+from omni_server.orchestrator.decoder import Decoder
+from omni_server.orchestrator.request_graph import RequestGraph
+from omni_server.protocol.images import StageEvent, StepProgress
+
+
+class WrittenPrompt:
+    """The prompt of an image that another stage is still writing."""
+
+    def __init__(self, to_prompt: Callable[[str], str], render: Callable[[str], DiffusionPrompt]) -> None:
+        """`to_prompt` gets the whole text, and `render` the prompt, both in a thread. They may raise
+        `OmniError`."""
+        self._to_prompt = to_prompt
+        self._render = render
+        self._text: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def finish(self, text: str) -> None:
+        """`text` is all that the stage has written."""
+        self._text.set_result(text)
+
+    async def rendered(self) -> tuple[str, DiffusionPrompt]:
+        """Waits for the text; returns the prompt, too, as it was before rendering."""
+        prompt = await asyncio.to_thread(self._to_prompt, await self._text)
+        return prompt, await asyncio.to_thread(self._render, prompt)
+
+
+@dataclass(eq=False)
+class ImageTask:
+    """Turns a prompt into an image."""
+
+    graph: RequestGraph
+    decoder: Decoder
+    prompt: DiffusionPrompt | WrittenPrompt
+    size: ImageSize
+
+    async def run(self) -> None:
+        graph, decoder, prompt, written = self.graph, self.decoder, self.prompt, None
+        async with decoder.needed():
+            if isinstance(prompt, WrittenPrompt):
+                written, prompt = await prompt.rendered()
+            graph.timeline.mark_submitted(decoder.first_stage)
+            result = await decoder.run(
+                graph.request_id,
+                prompt.token_ids,
+                prompt.payload,
+                on_event=self._take,
+                timeline=graph.timeline,
+            )
+        graph.timeline.mark_output(decoder.name)
+        # In a thread: an image of 2048x2048 takes 50 ms.
+        pixels = await asyncio.to_thread(_pixels, decoder.name, result, self.size)
+        graph.emit(ImageDone(pixels, written))
+
+    def _take(self, event: StageEvent) -> None:
+        if isinstance(event, StepProgress):
+            self.graph.emit(ImageProgress(event.step, event.num_steps))
+        else:
+            self.graph.emit(PartialImage(event.index, event.pixels.array()))
+
+
+def _pixels(stage: str, result: npt.NDArray[np.float32], size: ImageSize) -> npt.NDArray[np.uint8]:
+    """Raises `CorruptDataError` if the result is not an image of that size."""
+    if result.shape != (size.height, size.width, 3):
+        raise CorruptDataError(stage, "shape", f"{list(result.shape)} is no RGB image of {size} pixels")
+    if not (result.min() >= 0 and result.max() <= 1):  # NaN fails either comparison
+        raise CorruptDataError(stage, "samples", "pixels that are not in [0, 1]")
+    return np.rint(255 * result).astype(np.uint8)

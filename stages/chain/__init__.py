@@ -1,0 +1,5 @@
+"""A text model that writes the prompt of an image, and a Diffusers pipeline that draws it."""
+
+from stages.chain.family import ChainFamily
+
+FAMILY = ChainFamily()

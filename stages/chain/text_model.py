@@ -1,0 +1,73 @@
+"""The text model in the server process: its chat template and its end tokens."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omni_server.checkpoint_files import read_json_object
+from omni_server.errors import ConfigError, InvalidRequestError
+from omni_server.family import Prompt
+from omni_server.types import ChatMessage, FunctionTool, TextPart
+from stages.chat_prompts import PlainText, with_tools
+
+IMAGE_SYSTEM_PROMPT = (
+    "You write prompts for a model that generates images. Describe the image that the user asks for in one "
+    "paragraph: what it shows, its composition, light, colours and style. Write the description only."
+)
+"""For chats that ask for an image and have no system message."""
+
+
+class TextModel:
+    def __init__(self, folder: Path) -> None:
+        """Raises `ConfigError` without a chat template or an end token."""
+        from transformers import AutoTokenizer
+
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        if not self._tokenizer.chat_template:
+            raise ConfigError(f"{folder} has no chat template (chat_template.jinja): use a model for chats")
+        self._tokens = tuple(self._tokenizer.get_added_vocab())
+        self.stop_ids = _stop_ids(folder)
+
+    def prompt(
+        self, messages: Sequence[ChatMessage], *, for_image: bool, tools: Sequence[FunctionTool] = ()
+    ) -> Prompt:
+        """With `for_image`, adds a system prompt unless the chat has one. Raises `InvalidRequestError` if the
+        template refuses the chat or the text cannot be encoded."""
+        plain = PlainText(self._tokens)
+        if for_image and all(message.role != "system" for message in messages):
+            messages = (ChatMessage("system", (TextPart(IMAGE_SYSTEM_PROMPT),)), *messages)
+        marked = [
+            replace(message, content=(TextPart(plain.marked(_text_of(message))),)) for message in messages
+        ]
+        conversation = [
+            {"role": message.role, "content": _text_of(message)}
+            for message in with_tools(marked, tools, plain.marked, None)
+        ]
+        try:
+            rendered: str = self._tokenizer.apply_chat_template(
+                conversation, tokenize=False, add_generation_prompt=True
+            )
+            rendered.encode()
+        except Exception as exc:  # jinja2 errors raised by the template itself, e.g. on an odd order of roles
+            raise InvalidRequestError(
+                f"the model's chat template refuses these messages: {exc}", param="messages"
+            ) from exc
+        pieces = plain.pieces(rendered)
+        return Prompt("".join(pieces), pieces=pieces if len(pieces) > 1 else ())
+
+
+def _text_of(message: ChatMessage) -> str:
+    return "".join(part.text for part in message.content if isinstance(part, TextPart))
+
+
+def _stop_ids(folder: Path) -> tuple[int, ...]:
+    """Those of generation_config.json, or else of config.json."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        ids = read_json_object(path).get("eos_token_id") if path.is_file() else None
+        if isinstance(ids, int):
+            return (ids,)
+        if isinstance(ids, list) and ids:
+            return tuple(map(int, ids))
+    raise ConfigError(f"{folder}: neither generation_config.json nor config.json names an eos_token_id")
