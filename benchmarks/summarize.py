@@ -39,6 +39,8 @@ FIELDS = [
     *("underrun_max_s", "rtf_p50", "rtf_p99", "end_to_end_p50_s", "end_to_end_p99_s", "largest_gap_p50_s"),
     *(
         "largest_gap_p99_s",
+        "preview_p50_s",
+        "preview_p99_s",
         "prompt_tokens_p50",
         "audio_s_per_s",
         "text_tokens_per_s",
@@ -99,6 +101,8 @@ def figures(level: Level) -> dict[str, str]:
         "end_to_end_p99_s": seconds(level.end_to_end_s, "p99"),
         "largest_gap_p50_s": seconds(level.largest_gap_s, "p50"),
         "largest_gap_p99_s": seconds(level.largest_gap_s, "p99"),
+        "preview_p50_s": seconds(level.preview_s, "p50"),
+        "preview_p99_s": seconds(level.preview_s, "p99"),
         "prompt_tokens_p50": "" if level.prompt_tokens is None else f"{level.prompt_tokens.p50:g}",
         "audio_s_per_s": f"{level.audio_s_per_s:.2f}",
         "text_tokens_per_s": f"{level.text_tokens_per_s:.1f}",

@@ -185,6 +185,8 @@ class StageFootprint:
     first step."""
     quantizable: Quantizable | None = None
     """None if it is never quantized."""
+    weight_bytes: int | None = None
+    """Of all weights in memory, where that does not follow from `tensors` and `dtype`."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,15 @@ class ImageSize:
 
 
 @dataclass(frozen=True)
+class Lora:
+    """An adapter that the model has by name."""
+
+    name: str
+    scale: float = 1.0
+    """How much of it is applied."""
+
+
+@dataclass(frozen=True)
 class ImageOutput:
     """Present in a request for an image. The images to edit are `omni_server.types.ImagePart`s of the
     request's messages.
@@ -48,6 +57,8 @@ class ImageOutput:
     """Classifier-free guidance of models whose `guidance_scale` is distilled; needs a negative prompt."""
     num_partial_images: int = 0
     """Previews (`PartialImage`) at equal distances, at most."""
+    loras: tuple[Lora, ...] = ()
+    """Of `ImageFeatures.loras`, each at most once; they are applied together."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +109,8 @@ class ImageFeatures:
     max_input_images: int = 0
     """Images that a request may contain for editing."""
     needs_input_image: bool = False
+    loras: tuple[str, ...] = ()
+    """Names of the adapters that requests may choose."""
 
 
 @dataclass(frozen=True)

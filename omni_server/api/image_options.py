@@ -1,17 +1,51 @@
 """What requests say about an image: fields of the image endpoints and of chats."""
 
+import json
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from omni_server.api.validation import Integer, Seed
 
 MAX_PROMPT_CHARACTERS = 32_000
 """OpenAI's limit."""
 MAX_GUIDANCE = 20
+MAX_LORAS = 8
+MAX_LORA_SCALE = 10
 
 ImageFormat = Literal["png", "jpeg", "webp"]
 Guidance = Annotated[float, Field(ge=0, le=MAX_GUIDANCE)]
+
+
+class LoraChoice(BaseModel):
+    name: str
+    """One that `/v1/models` lists."""
+    scale: Annotated[float, Field(ge=-MAX_LORA_SCALE, le=MAX_LORA_SCALE)] = 1.0
+    """How much of it is applied."""
+
+
+def _read_json(value: object) -> object:
+    """Forms have strings only. One choice is as good as a list of it."""
+    if isinstance(value, str) and value.startswith(("[", "{")):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return value
+    return [value] if isinstance(value, dict) else value
+
+
+def _lora_kind(value: object) -> str | None:
+    if isinstance(value, str):
+        return "string"
+    return "choices" if isinstance(value, list) else None
+
+
+LoraField = Annotated[
+    Annotated[str, Tag("string")]
+    | Annotated[list[LoraChoice], Field(max_length=MAX_LORAS, fail_fast=True), Tag("choices")],
+    Discriminator(_lora_kind),
+    BeforeValidator(_read_json),
+]
 
 
 class ImageOptions(BaseModel):
@@ -35,3 +69,5 @@ class ImageOptions(BaseModel):
     true_cfg_scale: Guidance | None = None
     """Extension: classifier-free guidance of models whose `guidance_scale` is distilled; needs a negative
     prompt."""
+    lora: LoraField | None = None
+    """Extension: an adapter of the model by its name, or several with their scales; JSON in a form."""

@@ -45,6 +45,8 @@ class Images(BaseModel):
     """Images that an edit may have; 0 if the model edits none."""
     needs_input_image: bool
     """The model only edits images."""
+    loras: list[str]
+    """Adapters that requests may choose."""
 
 
 class Model(BaseModel):
@@ -152,6 +154,7 @@ def _images(info: ModelInfo, max_output_pixels: int) -> Images | None:
         parameters=sorted(PARAMETERS[field] for field in features.parameters),
         max_input_images=features.max_input_images,
         needs_input_image=features.needs_input_image,
+        loras=list(features.loras),
     )
 
 

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 from omni_server.bench.workload import Turn, Workload
 
 Body = dict[str, JsonValue]
-"""The JSON to post to `/v1/chat/completions`."""
+"""The JSON to post."""
 
 _CODEC_END_IDS = range(8194, 8448)
 """Ids in the vocabulary of Qwen2.5-Omni's talker that are not codec tokens. As stop ids, they are barred
@@ -92,12 +92,29 @@ def vllm_omni(question: Question, turn: Turn) -> Body:
     return body
 
 
+def images(question: Question, turn: Turn) -> Body:
+    """For `/v1/images/generations` of omni-server. What the workload leaves to the server is left out."""
+    workload = question.workload
+    body: Body = {
+        "model": question.model,
+        "prompt": turn.text,
+        "stream": True,
+        "partial_images": workload.partial_images,
+    }
+    if workload.size is not None:
+        body["size"] = workload.size
+    if workload.steps is not None:
+        body["num_inference_steps"] = workload.steps
+    return body
+
+
 Adapter = Callable[[Question, Turn], Body]
 ADAPTERS: dict[str, Adapter] = {
     "omni-server": omni_server,
     "vllm-omni": vllm_omni,
     "openai-text": openai_text,
 }
+"""For chats, by kind of server."""
 
 
 def _exact_length(tokens: int) -> Body:

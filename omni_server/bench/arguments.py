@@ -2,6 +2,7 @@
 that `--help` works without any environment."""
 
 import argparse
+import re
 import sys
 import textwrap
 from collections.abc import Callable
@@ -18,12 +19,17 @@ per second.
 
 Every answer has an exact length, which is checked: a request fails if its status is not 200, if its stream
 breaks, or if it has not as many text tokens or samples as it was asked for. Percentiles are of the requests
-that did not fail."""
+that did not fail.
+
+With --workload images, the requests are for one image each: measured are the time to the first preview
+(partial image), the time to the image, and images per second. A request fails if the answer is not one PNG of
+the size that was asked for."""
 _EPILOG = """\
 workloads:
   W1  one sentence, about 60 prompt tokens; 64 text tokens and 250 codec tokens (5.0 s of speech) in answer
   W2  5.0 s of speech-like audio instead of the sentence, otherwise W1
   W3  2,500 prompt tokens; 900 text tokens and 3,500 codec tokens (70 s of speech) in answer
+  images  a prompt of 20 words; an image of the model's default size, with one preview, in answer
 
 examples:
   {program} --concurrency 1,4,16,64 --json w1.json
@@ -32,6 +38,7 @@ examples:
   {program} --request-rate 0.5,1,2 --num-requests 100
   {program} --server openai-text --base-url http://127.0.0.1:8000 --json plain.json
   {program} --modalities text --compare plain.json
+  {program} --workload images --size 1024x1024 --steps 20 --concurrency 1,4 --json images.json
 
 Exit code: 0, 1 if a request failed, 2 for a wrong command line, 130 after Ctrl-C."""
 
@@ -80,7 +87,10 @@ def fill(parser: argparse.ArgumentParser, program: str) -> None:
 
     work = parser.add_argument_group("requests")
     work.add_argument(
-        "--workload", choices=("W1", "W2", "W3"), default="W1", help="workload, described below (default: W1)"
+        "--workload",
+        choices=("W1", "W2", "W3", "images"),
+        default="W1",
+        help="workload, described below (default: W1)",
     )
     work.add_argument(
         "--modalities",
@@ -134,6 +144,20 @@ def fill(parser: argparse.ArgumentParser, program: str) -> None:
         type=_not_negative(int),
         help="seed of prompts and arrival times; a server may answer a repeated seed from its caches "
         "(default: random)",
+    )
+
+    images = parser.add_argument_group("requests of --workload images")
+    images.add_argument(
+        "--size", metavar="WxH", type=_size, help="size of the images in pixels (default: the model's)"
+    )
+    images.add_argument(
+        "--steps", metavar="N", type=_positive(int), help="denoising steps (default: the pipeline's)"
+    )
+    images.add_argument(
+        "--partial-images",
+        metavar="N",
+        type=_not_negative(int),
+        help="previews to ask for; 0 for models without previews (default: 1)",
     )
 
     load = parser.add_argument_group("load")
@@ -207,6 +231,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def check(command: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.Namespace:
     """Fills in the derived values of `args`. Exits with code 2 if they contradict each other."""
+    _check_images(command, args)
     if args.modalities is None:
         args.modalities = "text" if args.server == "openai-text" else "text,audio"
     if args.server == "openai-text" and args.modalities != "text":
@@ -227,6 +252,21 @@ def check(command: argparse.ArgumentParser, args: argparse.Namespace) -> argpars
         if file is not None and not file.parent.is_dir():
             command.error(f"{file}: no such folder")
     return args
+
+
+def _check_images(command: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Images have no flags of chats, and chats none of images."""
+    of_chats = ("modalities", "audio_seconds", "text_tokens", "codec_tokens", "plot")
+    of_images = ("size", "steps", "partial_images")
+    is_images = args.workload == "images"
+    for name in of_chats if is_images else of_images:
+        if getattr(args, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            command.error(f"{flag} is {'not ' if is_images else 'only '}for --workload images")
+    if is_images:
+        if args.server != "omni-server":
+            command.error("--workload images needs --server omni-server")
+        args.modalities = "image"
 
 
 def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
@@ -257,6 +297,14 @@ def _number(
 
 def _list_of(convert: Callable[[str], float]) -> Callable[[str], list[float]]:
     return lambda text: [convert(item) for item in text.split(",")]
+
+
+def _size(text: str) -> str:
+    if re.fullmatch(r"[1-9][0-9]*x[1-9][0-9]*", text) is None:
+        raise argparse.ArgumentTypeError(
+            f"expected WIDTHxHEIGHT, as in 1024x1024: {textwrap.shorten(text, 40)!r}"
+        )
+    return text
 
 
 def _target(text: str) -> tuple[str, list[float]]:

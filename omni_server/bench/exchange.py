@@ -13,7 +13,7 @@ from omni_server.bench.workload import Workload
 from omni_server.client.stream import SAMPLE_RATE_HZ, Chunk, StreamError, Usage, stream_chunks
 
 _BYTES_PER_SAMPLE = 2
-_MAX_FAILURE_CHARS = 220
+MAX_FAILURE_CHARS = 220
 """Per failure reason in the results."""
 
 
@@ -136,7 +136,7 @@ class Client:
             end_s = time.perf_counter()
             answer.check(self.workload, self.sample_tolerance)
         except StreamError as error:
-            failure, end_s = str(error)[:_MAX_FAILURE_CHARS], time.perf_counter()
+            failure, end_s = str(error)[:MAX_FAILURE_CHARS], time.perf_counter()
         except TimeoutError:
             failure, end_s = f"not answered within {self.timeout_s:g} s", time.perf_counter()
         playback = play(answer.arrivals)

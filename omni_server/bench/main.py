@@ -14,9 +14,10 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
-from omni_server.bench.adapters import ADAPTERS, Question
+from omni_server.bench.adapters import ADAPTERS, Question, images
 from omni_server.bench.exchange import Client, PreparedRequest
-from omni_server.bench.load import Progress, closed_loop, open_loop, poisson_arrivals_s
+from omni_server.bench.image_exchange import ImageClient
+from omni_server.bench.load import Progress, Send, closed_loop, open_loop, poisson_arrivals_s
 from omni_server.bench.plot import plot, require_matplotlib
 from omni_server.bench.results import Host, Level, LoadKind, Run, Server, level_label, load_run
 from omni_server.bench.table import comparison, summary, table
@@ -57,6 +58,9 @@ _WORKLOAD_FIELDS = (
     "text_tokens",
     "codec_tokens",
     "samples_per_codec_token",
+    "size",
+    "steps",
+    "partial_images",
 )
 
 
@@ -91,11 +95,15 @@ async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
     async with open_session(args.api_key, connector) as session:
         served = await discover(session, base_url, args.model, args.voice)
         question = Question(served.model, workload, args.temperature, served.voice, args.speech_stage)
-        url = f"{base_url}/v1/chat/completions"
-        client = Client(session, url, workload, args.sample_tolerance, args.timeout)
+        client: Client | ImageClient
+        if workload.makes_images:
+            client = ImageClient(session, f"{base_url}/v1/images/generations", workload, args.timeout)
+        else:
+            url = f"{base_url}/v1/chat/completions"
+            client = Client(session, url, workload, args.sample_tolerance, args.timeout)
         version = f"{args.server} {served.version or ''}".rstrip()
         _say(f"{workload.name} against {served.model} at {base_url} ({version}), seed {seed}")
-        levels = await _run_levels(args, question, seed, client)
+        levels = await _run_levels(args, question, seed, client.send)
     return Run(
         date=date,
         command=shown_command(command),
@@ -108,7 +116,7 @@ async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
     )
 
 
-async def _run_levels(args: argparse.Namespace, question: Question, seed: int, client: Client) -> list[Level]:
+async def _run_levels(args: argparse.Namespace, question: Question, seed: int, send: Send) -> list[Level]:
     """Runs all levels. After Ctrl-C, returns those that had begun, the last one with the answers so far.
 
     The process ignores any further Ctrl-C, which would lose the results. The same `seed` gives the same
@@ -127,6 +135,7 @@ async def _run_levels(args: argparse.Namespace, question: Question, seed: int, c
         stop.set()
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
+    adapter = images if question.workload.makes_images else ADAPTERS[args.server]
     levels: list[Level] = []
     kind: LoadKind = "closed" if args.concurrency is not None else "open"
     for number, load in enumerate(args.concurrency or args.request_rate):
@@ -135,12 +144,11 @@ async def _run_levels(args: argparse.Namespace, question: Question, seed: int, c
         prepared = []  # all before the first one is sent
         for index in range(args.warmup + count):
             turn = make_turn(question.workload, np.random.default_rng([seed, number, index]))
-            body = ADAPTERS[args.server](question, turn)
-            prepared.append(PreparedRequest(index, json.dumps(body).encode()))
+            prepared.append(PreparedRequest(index, json.dumps(adapter(question, turn)).encode()))
         warmup, measured = prepared[: args.warmup], prepared[args.warmup :]
         if warmup:
             clients = load if kind == "closed" else 1
-            warm = await closed_loop(warmup, clients, client.send, Progress(planned=len(warmup)), stop)
+            warm = await closed_loop(warmup, clients, send, Progress(planned=len(warmup)), stop)
             for reason in sorted(set(warm.failures)):
                 _say(f"{label}: a request before the measurement failed: {reason}")
         if stop.is_set():
@@ -150,10 +158,10 @@ async def _run_levels(args: argparse.Namespace, question: Question, seed: int, c
         progress = Progress(planned=count)
         async with progress.shown(label, sys.stderr):
             if kind == "closed":
-                level = await closed_loop(measured, load, client.send, progress, stop)
+                level = await closed_loop(measured, load, send, progress, stop)
             else:
                 arrivals_s = poisson_arrivals_s(load, count, np.random.default_rng([seed, number]))
-                level = await open_loop(measured, load, arrivals_s, client.send, progress, stop)
+                level = await open_loop(measured, load, arrivals_s, send, progress, stop)
         levels.append(level)
         if stop.is_set():
             break

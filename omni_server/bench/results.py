@@ -52,6 +52,9 @@ class RequestRow(_Record):
     cached_tokens: int | None
     text_tokens: int | None
     codec_tokens: int | None
+    preview_s: float | None = None
+    """To the first partial image. Runs before there were workloads with images do not have this field."""
+    previews: int = 0
 
     @property
     def audio_s(self) -> float:
@@ -109,10 +112,12 @@ class Level(_Record):
     largest_gap_s: Percentiles | None
     underrun_s: Percentiles | None
     end_to_end_s: Percentiles | None
+    preview_s: Percentiles | None = None
     prompt_tokens: Percentiles | None
     cached_tokens: Percentiles | None
     audio_s_per_s: float
     requests_per_s: float
+    """Also images per second: each request asks for one."""
     text_tokens_per_s: float
 
     @classmethod
@@ -146,6 +151,7 @@ class Level(_Record):
             largest_gap_s=Percentiles.of(row.largest_gap_s for row in good),
             underrun_s=Percentiles.of(row.underrun_s for row in good if row.samples),
             end_to_end_s=Percentiles.of(row.end_to_end_s for row in good),
+            preview_s=Percentiles.of(row.preview_s for row in good),
             prompt_tokens=Percentiles.of(row.prompt_tokens for row in good),
             cached_tokens=Percentiles.of(row.cached_tokens for row in good),
             audio_s_per_s=sum(row.audio_s for row in good) * per_s,

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from omni_server.bench.results import Level, Percentiles, Run
+from omni_server.bench.workload import Workload
 
 BUSY_CORES = 0.5
 """Above this fraction of a core, the load generator's own delays may distort its measurements."""
@@ -13,7 +14,8 @@ def table(run: Run) -> str:
     """Returns one column per load level, then the failures by reason and the load generator's CPU use."""
     rows = [["", *(level.label for level in run.levels)]]
     rows += [[name, *cells] for name, cells in _rows(run)]
-    return "\n".join([*_aligned(rows), *_failures(run.levels), *_textless(run.levels), *_effort(run.levels)])
+    textless = _textless(run.levels) if run.workload.text_tokens else []
+    return "\n".join([*_aligned(rows), *_failures(run.levels), *textless, *_effort(run.levels)])
 
 
 def summary(level: Level) -> str:
@@ -63,8 +65,22 @@ def _distributions(level: Level) -> list[tuple[str, str, Percentiles | None]]:
         ("RTF", "", level.rtf),
         ("largest gap", "s", level.largest_gap_s),
         ("underrun", "s", level.underrun_s),
+        ("preview", "s", level.preview_s),
         ("end to end", "s", level.end_to_end_s),
     ]
+
+
+def _has(workload: Workload, name: str) -> bool:
+    """Whether the answers have what the distribution called `name` is about."""
+    match name:
+        case "end to end":
+            return True
+        case "preview":
+            return workload.partial_images > 0
+        case "TTFT":
+            return workload.text_tokens > 0
+        case _:
+            return workload.codec_tokens > 0
 
 
 def _rows(run: Run) -> list[tuple[str, list[str]]]:
@@ -75,16 +91,19 @@ def _rows(run: Run) -> list[tuple[str, list[str]]]:
     ]
     if any(level.interrupted for level in levels):
         rows.append(("unfinished", [str(level.unfinished) for level in levels]))
-    rows.append(("prompt tokens p50 (cached)", [_prompt(level) for level in levels]))
+    if run.workload.text_tokens:
+        rows.append(("prompt tokens p50 (cached)", [_prompt(level) for level in levels]))
     for distributions in zip(*(_distributions(level) for level in levels), strict=True):
         name, unit, _ = distributions[0]
-        if run.workload.codec_tokens or name in ("TTFT", "end to end"):
+        if _has(run.workload, name):
             cells = [_spread(percentiles) for _, _, percentiles in distributions]
             rows.append((f"{f'{name} {unit}':15}p50 p90 p99", cells))
     if run.workload.codec_tokens:
         rows.append(("audio s/s", [_number(level.audio_s_per_s) for level in levels]))
-    rows.append(("requests/s", [_number(level.requests_per_s) for level in levels]))
-    rows.append(("text tokens/s", [_number(level.text_tokens_per_s) for level in levels]))
+    per_s = "images/s" if run.workload.makes_images else "requests/s"
+    rows.append((per_s, [_number(level.requests_per_s) for level in levels]))
+    if run.workload.text_tokens:
+        rows.append(("text tokens/s", [_number(level.text_tokens_per_s) for level in levels]))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The workloads W1, W2 and W3, their turns, and the speech-like audio in them."""
+"""The workloads, their turns, and the speech-like audio in them."""
 
 import io
 import wave
@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
-WorkloadName = Literal["W1", "W2", "W3"]
-Modalities = Literal["text", "text,audio"]
+WorkloadName = Literal["W1", "W2", "W3", "images"]
+Modalities = Literal["text", "text,audio", "image"]
 
 SAMPLES_PER_CODEC_TOKEN = 480
 """In Qwen2.5-Omni's code2wav: two mel frames per codec token, 240 samples per mel frame."""
@@ -59,6 +59,16 @@ class Workload(BaseModel):
     """0 if no speech is requested. Where a frame has several codes, it counts as one token."""
     samples_per_codec_token: int = SAMPLES_PER_CODEC_TOKEN
     """At 24 kHz."""
+    size: str | None = None
+    """Of the image, as in "1024x1024"; None for the model's default."""
+    steps: int | None = None
+    """Denoising steps; None for the pipeline's default."""
+    partial_images: int = 0
+    """Previews to ask for; a stream may have fewer."""
+
+    @property
+    def makes_images(self) -> bool:
+        return self.modalities == "image"
 
     @property
     def expected_samples(self) -> int:
@@ -86,13 +96,23 @@ WORKLOADS: dict[WorkloadName, Workload] = {
     "W3": _W1.model_copy(
         update={"name": "W3", "prompt_tokens": 2500, "text_tokens": 900, "codec_tokens": 3500}
     ),
+    "images": Workload(
+        name="images",
+        modalities="image",
+        prompt_tokens=20,
+        audio_seconds=0,
+        text_tokens=0,
+        codec_tokens=0,
+        partial_images=1,
+    ),
 }
 
 
 def make_turn(workload: Workload, rng: np.random.Generator) -> Turn:
     """Returns a turn that differs from all others from its first words on, and in its audio, so that no
     prefix cache or media cache can serve it."""
-    words = max(workload.prompt_tokens - _FIXED_PROMPT_TOKENS, 0 if workload.audio_seconds else 1)
+    fixed_tokens = 0 if workload.makes_images else _FIXED_PROMPT_TOKENS
+    words = max(workload.prompt_tokens - fixed_tokens, 0 if workload.audio_seconds else 1)
     tag = " ".join(rng.choice(_WORDS, size=5))
     return Turn(
         system=f"Conversation {tag}. {SYSTEM_PROMPT}",

@@ -15,7 +15,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
 from omni_server.family import ModelFamily, StageFootprint, load_family
-from omni_server.model_folder import PIPELINE_INDEX, config_file
+from omni_server.model_folder import config_file
 
 
 def refuse_damaged_files(folder: Path, config: StageConfig, *, load_format: str) -> None:
@@ -64,12 +64,10 @@ def weight_problems(
     folder: Path, stored: StoredWeights, footprints: Mapping[str, StageFootprint]
 ) -> Iterator[str]:
     """Yields missing or damaged files, and weights that are missing or misshapen."""
-    if config_file(folder).name == PIPELINE_INDEX and not stored.num_files:
-        return  # the family says why: pickled weights are none
     if not (stored.num_files or stored.problems):
         yield (
-            f"{folder} has no weights (*.safetensors): download them, or serve random ones with "
-            "--load-format dummy, which this command takes too"
+            f"{folder} has no weights in the format safetensors, the only one that is loaded: download them, "
+            "or serve random ones with --load-format dummy, which this command takes too"
         )
     elif stored.problems:
         yield from stored.problems

@@ -146,6 +146,8 @@ def _precision(stage: Stage, footprint: StageFootprint) -> str:
 
 def _weight_bytes(stage: Stage, footprint: StageFootprint, stored: StoredWeights) -> int:
     """Size in memory. Weights stored smaller than config.json says keep their stored size."""
+    if footprint.weight_bytes is not None:
+        return footprint.weight_bytes
     num_bytes = 4 if footprint.loads_float32 else _NUM_BYTES[_dtype(stage, footprint)]
     quantizable = footprint.quantizable
     total = 0.0

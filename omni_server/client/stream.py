@@ -1,4 +1,4 @@
-"""One streamed chat completion, as a client reads it: server-sent events and their chunks."""
+"""Streamed answers, as a client reads them: server-sent events, and the chunks of a chat completion."""
 
 import base64
 import io
@@ -6,8 +6,9 @@ import os
 import time
 import wave
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, ClassVar, Self
 
 import aiohttp
 from pydantic import AliasPath, BaseModel, Field, ValidationError
@@ -61,12 +62,33 @@ class Usage(BaseModel):
         return self.completion_tokens - (self.codec_tokens or 0)
 
 
-class Chunk(BaseModel):
-    """The fields that are read here; others are ignored."""
+class StreamedEvent(BaseModel):
+    """The JSON of one event. The fields that are read are those of subclasses; others are ignored."""
 
+    called: ClassVar[str]
+    """Names the event in error messages."""
+    error: _ErrorObject | str | None = None
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Parses one event's data. Raises `StreamError` if it is malformed, or if the server reports an
+        error."""
+        try:
+            event = cls.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"]) or "event"
+            raise StreamError(f"not {cls.called}: {field}: {first['type']}") from error
+        if event.error is not None:
+            message = event.error.message if isinstance(event.error, _ErrorObject) else event.error
+            raise StreamError(f"error in the stream: {message}")
+        return event
+
+
+class Chunk(StreamedEvent):
+    called = "a chunk of a chat completion"
     choices: list[_Choice] = []
     usage: Usage | None = None
-    error: _ErrorObject | str | None = None
     modality: str | None = None
     """Set by vLLM-Omni (0.30): `delta.content` is "text", or "audio", the base64 of a complete WAV file."""
 
@@ -89,21 +111,6 @@ class Chunk(BaseModel):
         return next(
             (choice.finish_reason for choice in self.choices if choice.finish_reason is not None), None
         )
-
-    @classmethod
-    def parse(cls, data: bytes) -> "Chunk":
-        """Parses one event's data. Raises `StreamError` if it is not a chunk, or if the server reports an
-        error."""
-        try:
-            chunk = cls.model_validate_json(data)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"]) or "event"
-            raise StreamError(f"not a chunk of a chat completion: {field}: {first['type']}") from error
-        if chunk.error is not None:
-            message = chunk.error.message if isinstance(chunk.error, _ErrorObject) else chunk.error
-            raise StreamError(f"error in the stream: {message}")
-        return chunk
 
 
 class _ErrorBody(BaseModel):
@@ -156,14 +163,27 @@ def open_session(api_key: str | None, connector: aiohttp.TCPConnector) -> aiohtt
 async def stream_chunks(
     session: aiohttp.ClientSession, url: str, body: bytes, timeout: aiohttp.ClientTimeout
 ) -> AsyncGenerator[tuple[Chunk, float], None]:
-    """Posts `body` (JSON) to `url`. Yields each chunk before `[DONE]` with its arrival time on the clock of
-    `time.perf_counter`; ends with the last byte of the response.
+    """Yields the chunks before `[DONE]`, in the manner of `stream_events`. Also raises `StreamError` if
+    `[DONE]` is missing or a chunk is malformed."""
+    is_done = False
+    async with aclosing(stream_events(session, url, body, timeout)) as events:
+        async for data, arrived_s in events:
+            is_done = is_done or data == _DONE
+            if not is_done:
+                yield Chunk.parse(data), arrived_s
+    if not is_done:
+        raise StreamError("the stream ended without [DONE]")
 
-    Raises `StreamError` if the answer is missing, incomplete or malformed, and `TimeoutError` according to
-    `timeout`.
+
+async def stream_events(
+    session: aiohttp.ClientSession, url: str, body: bytes, timeout: aiohttp.ClientTimeout
+) -> AsyncGenerator[tuple[bytes, float], None]:
+    """Posts `body` (JSON) to `url`. Yields the data of each server-sent event with its arrival time on the
+    clock of `time.perf_counter`; ends with the last byte of the response.
+
+    Raises `StreamError` if the answer is refused or breaks off, and `TimeoutError` according to `timeout`.
     """
     parser = EventParser()
-    is_done = False
     headers = {"Content-Type": "application/json"}
     try:
         async with session.post(url, data=body, headers=headers, timeout=timeout) as response:
@@ -172,17 +192,13 @@ async def stream_chunks(
             async for part in response.content.iter_any():
                 arrived_s = time.perf_counter()  # before parsing, whose time is not the server's
                 for data in parser.feed(part):
-                    is_done = is_done or data == _DONE
-                    if not is_done:
-                        yield Chunk.parse(data), arrived_s
+                    yield data, arrived_s
     except aiohttp.ClientPayloadError as error:
         raise StreamError("the connection broke in the middle of the answer") from error
     except TimeoutError:
         raise  # some of aiohttp's timeouts are client errors too
     except aiohttp.ClientError as error:
         raise StreamError(f"the server cannot be reached: {why_unreachable(error)}") from error
-    if not is_done:
-        raise StreamError("the stream ended without [DONE]")
 
 
 def _decoded(audio: str | None) -> bytes:

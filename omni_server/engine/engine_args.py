@@ -115,8 +115,6 @@ def diffusion_engine_args(
         "scheduling_policy": "priority",  # a request's priority is its playout deadline
     }
     if stepwise is not None:
-        if load_format == "dummy":
-            raise ConfigError(f"{stage.model_stage} needs its weights: leave --load-format dummy out")
         del arguments["worker_cls"]
         arguments |= {
             "scheduler_cls": STEP_SCHEDULER,

@@ -4,11 +4,9 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import cast
 
-from omni_server.config.pipeline import Text
-from omni_server.config.stage_config import StageConfig
-from omni_server.edge import ImagePromptFunction, load_edge_function
+from omni_server.config.stages import CommonStage
+from omni_server.edge import ImagePromptFunction
 from omni_server.engine.prompt_rendering import context_length_exceeded
 from omni_server.errors import InvalidRequestError
 from omni_server.family import DiffusionPrompt, FamilyModel
@@ -23,23 +21,20 @@ _PARAMETERS = tuple(field.name for field in fields(ImageOutput) if field.name no
 class ImageRequests:
     """What a deployment's requests for images may contain."""
 
-    def __init__(self, family: FamilyModel, config: StageConfig, entry: str) -> None:
-        edge = config.edge_from(entry, Text)
-        self.stage = entry if edge is None else edge.target
-        """The stage that gets the prompt of an image, if there is one."""
-        self._to_prompt: ImagePromptFunction | None = None
-        if edge is not None:
-            assert edge.function is not None
-            self._to_prompt = cast(ImagePromptFunction, load_edge_function(edge.function))
+    def __init__(
+        self, family: FamilyModel, stage: CommonStage, to_prompt: ImagePromptFunction | None = None
+    ) -> None:
+        """`stage` gets the prompt: the caller's, or what `to_prompt` makes of the text of a text model."""
         self._family = family
-        self._max_model_len = config.stages[self.stage].max_model_len
-        self.features: ImageFeatures = family.image_features(config.stages[self.stage])
+        self._to_prompt = to_prompt
+        self._max_model_len = stage.max_model_len
+        self.features: ImageFeatures = family.image_features(stage)
         self.sizes = _fitting_sizes(family.image_sizes, self.features)
         """The default first; empty without images."""
 
     @property
     def has_written_prompts(self) -> bool:
-        """Whether the entry writes the prompts of images; otherwise they are the caller's."""
+        """Whether a text model writes the prompts of images; otherwise they are the caller's."""
         return self._to_prompt is not None
 
     async def written(self, image: ImageOutput) -> tuple[WrittenPrompt, ImageSize]:
@@ -65,6 +60,7 @@ class ImageRequests:
                 raise InvalidRequestError(
                     f"this model has no parameter '{name}'", param=name, code="unsupported_parameter"
                 )
+        self._check_loras(image)
         given = [part for message in messages for part in message.content if isinstance(part, ImagePart)]
         self._check_number(len(given))
         size = self._size(image, given)
@@ -74,6 +70,16 @@ class ImageRequests:
             param = "image" if given else "messages"
             raise context_length_exceeded(self._max_model_len, len(prompt.token_ids), param)
         return prompt, size
+
+    def _check_loras(self, image: ImageOutput) -> None:
+        for lora in image.loras:
+            if lora.name not in self.features.loras:
+                known = ", ".join(self.features.loras)
+                raise InvalidRequestError(
+                    f"there is no LoRA of the name {lora.name[:64]!r}; this model has {known}", param="loras"
+                )
+        if len({lora.name for lora in image.loras}) < len(image.loras):
+            raise InvalidRequestError("a LoRA is named twice", param="loras")
 
     def _check_number(self, num_images: int) -> None:
         most = self.features.max_input_images

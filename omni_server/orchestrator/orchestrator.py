@@ -6,11 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
-from omni_server.config.pipeline import Embeddings, Tensor, TokenFrames
+from omni_server.config.pipeline import Embeddings, Tensor, Text, TokenFrames
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
+from omni_server.edge import ImagePromptFunction, load_edge_function
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import EngineHandle, Stage
@@ -84,7 +85,14 @@ class Orchestrator:
                 self._decoding[edge.source] = speech_decoding(family, config, edge, payload, stages)
         self._running: dict[str, RequestRun] = {}
         self._is_closed = False
-        self.images = ImageRequests(family, config, self._entry)
+        self._painter = self._entry
+        """The stage that gets the prompt of an image, if there is one."""
+        to_prompt: ImagePromptFunction | None = None
+        if (text_edge := config.edge_from(self._entry, Text)) is not None:
+            assert text_edge.function is not None
+            self._painter = text_edge.target
+            to_prompt = cast(ImagePromptFunction, load_edge_function(text_edge.function))
+        self.images = ImageRequests(family, config.stages[self._painter], to_prompt)
         self.num_corrupt: Counter[tuple[str, str]] = Counter()
         """Requests that ended with a `CorruptDataError`, by stage and kind."""
 
@@ -195,7 +203,7 @@ class Orchestrator:
     def _add_image(
         self, graph: RequestGraph, prompt: DiffusionPrompt | WrittenPrompt, size: ImageSize
     ) -> None:
-        stages = self._diffusion_stages(self.images.stage)
+        stages = self._diffusion_stages(self._painter)
         graph.num_image_tokens = num_image_tokens(size.width, size.height)
         graph.add(ImageTask(graph, stages, prompt, size))
 

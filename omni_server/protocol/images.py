@@ -4,6 +4,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from omni_server.images import Lora
+
 PIXELS_PER_TOKEN = 16 * 16
 """Image tokens are the unit of such a stage's limits: one is a square of 16 x 16 pixels of the image, which is
 one token of the denoiser in most models."""
@@ -49,6 +51,8 @@ class ImageJob(msgspec.Struct, frozen=True):
     """What to edit or to combine."""
     num_partial_images: int = 0
     """Previews to send at equal distances, at most; some schedulers have none."""
+    loras: tuple[Lora, ...] = ()
+    """Adapters of the stage, applied together."""
 
 
 class StepProgress(msgspec.Struct, frozen=True, tag="progress"):

@@ -22,7 +22,7 @@ def main() -> None:
         "--size",
         default="tiny",
         help="tiny, wide, or a genuine size: 7b and 3b are Qwen2.5-Omni-7B and -3B, 30b is "
-        "Qwen3-Omni-30B-A3B-Instruct (default: tiny)",
+        "Qwen3-Omni-30B-A3B-Instruct, qwen-image is Qwen-Image (default: tiny)",
     )
     parser.add_argument(
         "--weights",

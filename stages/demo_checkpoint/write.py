@@ -19,7 +19,7 @@ FAMILIES: dict[str, DemoFamily] = {
     "diffusers": DiffusersCheckpoints(),
 }
 
-_ABOUT = {"notice": "The weights of this model are random: it answers with nonsense and noise."}
+_ABOUT = {"notice": "The weights of this model are random: it generates nonsense and noise."}
 
 
 def make_demo_checkpoint(

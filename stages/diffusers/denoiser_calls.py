@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from stages.diffusers.loras import Loras
+
 SHARED = frozenset({"img_ids", "txt_ids", "image_rotary_emb", "rotary_embedding"})
 """Arguments without a batch dimension, even if their first dimension happens to be as long as the batch."""
 TEXT, MASK = "encoder_hidden_states", "encoder_hidden_states_mask"
@@ -48,6 +50,7 @@ class DenoiserCall:
     batch: int
     """Images in it: 2 for one image with classifier-free guidance, if the pipeline computes both at once."""
     shared: SharedValues
+    loras: Loras = ()
     cache_context: Callable[[], AbstractContextManager[Any]] | None = None
     """Enters the request's state of a step cache; such a call is run alone."""
     result: Any = None
@@ -58,7 +61,7 @@ class DenoiserCall:
         if self.cache_context is not None:
             return id(self)
         is_padded = MASK in self.arguments
-        parts: list[Hashable] = [id(self.forward)]
+        parts: list[Hashable] = [id(self.forward), self.loras]
         for name, value in sorted(self.arguments.items()):
             if is_padded and name == MASK:
                 parts.append(name)

@@ -98,6 +98,7 @@ class DiffusersModel(FamilyModel):
         self._parameters = frozenset(inspect.signature(cls.__call__).parameters)
         _check_class(cls, self._parameters)
         self._pixels_per_latent = _pixels_per_latent(folder)
+        self._loads_loras = hasattr(cls, "load_lora_weights")
         self._needs_image = "image" in self._parameters and not _draws_without_image(cls)
         side = _trained_side(folder)
         self.image_sizes = (ImageSize(side, side),)
@@ -115,11 +116,16 @@ class DiffusersModel(FamilyModel):
             )
         if self._needs_image:
             self._check_room_for_an_edit(stage)
+        if stage.loras and not self._loads_loras:
+            raise ConfigError(f"loras: {self._folder.class_name} loads no LoRA; leave it out")
+        if stage.loras:
+            names.add("loras")
         return ImageFeatures(
             parameters=frozenset(names | {"num_partial_images"}),
             free_sizes=FreeSizes(multiple, MAX_RATIO, max_pixels),
             max_input_images=MAX_INPUT_IMAGES if "image" in self._parameters else 0,
             needs_input_image=self._needs_image,
+            loras=tuple(stage.loras),
         )
 
     def _check_room_for_an_edit(self, stage: DiffusersStage) -> None:
@@ -156,14 +162,18 @@ class DiffusersModel(FamilyModel):
             true_cfg_scale=image.true_cfg_scale,
             images=images,
             num_partial_images=image.num_partial_images,
+            loras=image.loras,
         )
         num_tokens = num_image_tokens(size.width, size.height) + len(images) * self._input_tokens
         return DiffusionPrompt((0,) * num_tokens, encode_job(job))
 
     def dtype_name(self) -> str:
-        """That of the first weight of the denoiser, or of the first component."""
+        """That of the first weight of the denoiser, or of the first component; that of GPUs if there are no
+        weights."""
         from safetensors import safe_open
 
+        if not self._folder.has_weights:
+            return DiffusersStage.gpu_dtype
         files = list(self._folder.weight_files())
         of_denoiser = [path for path in files if path.parent.name in ("transformer", "unet")]
         with safe_open((of_denoiser or files)[0], "np") as file:

@@ -1,8 +1,13 @@
-"""The memory of a Diffusers pipeline, by the headers of its weights."""
+"""The memory of a Diffusers pipeline, by the headers of its weights, or by its configs if it has none."""
+
+from pathlib import Path
+from typing import Literal
 
 from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import Stage
 from omni_server.family import StageFootprint
 from omni_server.protocol.images import PIXELS_PER_TOKEN
+from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_folder import PipelineFolder
 
 WIDE_LAYERS = 12
@@ -13,13 +18,7 @@ DEFAULT_CHANNELS = 128
 
 
 def stage_footprints(folder: PipelineFolder, config: StageConfig) -> dict[str, StageFootprint]:
-    from safetensors import safe_open
-
-    tensors: dict[str, tuple[int, ...]] = {}
-    for path in folder.weight_files():
-        with safe_open(path, "np") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
-                tensors[f"{path.parent.name}/{name}"] = tuple(file.get_slice(name).get_shape())
+    tensors = _stored_tensors(folder) if folder.has_weights else _expected_tensors(folder)
     return {
         name: StageFootprint(
             tensors=tensors,
@@ -28,8 +27,56 @@ def stage_footprints(folder: PipelineFolder, config: StageConfig) -> dict[str, S
             encodes_media=False,
             kv=None,
             values_per_token=WIDE_LAYERS * PIXELS_PER_TOKEN * _channels(folder),
+            weight_bytes=_changed_weight_bytes(folder, stage, config.platform),
         )
-        for name in config.stages
+        for name, stage in config.stages.items()
+    }
+
+
+def _changed_weight_bytes(
+    folder: PipelineFolder, stage: Stage, platform: Literal["cpu", "cuda"]
+) -> int | None:
+    """Of a stage with float8 weights or adapters; None without. Adapters that are not downloaded yet are left
+    out."""
+    assert isinstance(stage, DiffusersStage)
+    if not (stage.layerwise_casting or stage.loras):
+        return None
+    import torch
+
+    from stages.diffusers.modules import empty_modules
+    from stages.diffusers.stored_float8 import STORED, cast_weights
+
+    dtype = getattr(torch, stage.compute_dtype(platform))
+    modules = empty_modules(folder)
+    if stage.layerwise_casting:
+        cast_weights(modules, dtype)
+    weights = sum(
+        parameter.numel() * (STORED if parameter.dtype == STORED else dtype).itemsize
+        for module in modules.values()
+        for parameter in module.parameters()
+    )
+    adapters = [Path(place).expanduser() for place in stage.loras.values()]
+    return weights + sum(file.stat().st_size for file in adapters if file.is_file())
+
+
+def _stored_tensors(folder: PipelineFolder) -> dict[str, tuple[int, ...]]:
+    from safetensors import safe_open
+
+    tensors: dict[str, tuple[int, ...]] = {}
+    for path in folder.weight_files():
+        with safe_open(path, "np") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                tensors[f"{path.parent.name}/{name}"] = tuple(file.get_slice(name).get_shape())
+    return tensors
+
+
+def _expected_tensors(folder: PipelineFolder) -> dict[str, tuple[int, ...]]:
+    from stages.diffusers.modules import empty_modules
+
+    return {
+        f"{component}/{name}": tuple(parameter.shape)
+        for component, module in empty_modules(folder).items()
+        for name, parameter in module.named_parameters()
     }
 
 

@@ -4,20 +4,40 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
+from vllm.model_executor.model_loader.weight_utils import initialize_single_dummy_weight
 
 from omni_server.errors import ConfigError
 from omni_server.protocol.diffusion_config import ComputeDtype
 from stages.diffusers.family import pipeline_class
+from stages.diffusers.loras import load_loras
+from stages.diffusers.modules import empty_modules
 from stages.diffusers.options import DiffusersStage
-from stages.diffusers.pipeline_folder import read_pipeline_folder
-from stages.diffusers.stepped_pipeline import DENOISERS
+from stages.diffusers.pipeline_folder import PipelineFolder, read_pipeline_folder
+from stages.diffusers.pipeline_options import apply_options
+from stages.diffusers.stored_float8 import cast_weights
 
 
-def load_pipeline(path: str | Path, stage: DiffusersStage, dtype: ComputeDtype, device: torch.device) -> Any:
-    """Returns the pipeline with its options applied. Raises `ConfigError` for a folder that must not be loaded,
-    and for options that the pipeline does not have."""
+def load_pipeline(
+    path: str | Path,
+    stage: DiffusersStage,
+    dtype: ComputeDtype,
+    device: torch.device,
+    *,
+    random_weights: bool = False,
+) -> Any:
+    """Returns the pipeline with its options applied. With `random_weights`, those of the folder are not read.
+
+    Raises `ConfigError` for a folder that must not be loaded, and for options that the pipeline does not have.
+    """
     folder = read_pipeline_folder(Path(path))
+    if not (random_weights or folder.has_weights):
+        raise ConfigError(
+            f"{folder.path} has no weights (*.safetensors): download them, or serve random ones with "
+            "--load-format dummy"
+        )
     _silence()
+    modules = random_modules(folder, getattr(torch, dtype), device) if random_weights else {}
     pipe = pipeline_class(folder).from_pretrained(
         folder.path,
         dtype=getattr(torch, dtype),
@@ -25,15 +45,39 @@ def load_pipeline(path: str | Path, stage: DiffusersStage, dtype: ComputeDtype, 
         use_safetensors=True,
         trust_remote_code=False,
         variant=folder.variant,
+        **modules,
     )
+    load_loras(pipe, stage.loras)
+    if stage.layerwise_casting:
+        cast_weights(_networks(pipe), getattr(torch, dtype))
     pipe = pipe.to(device)
-    if stage.vae_tiling:
-        if not hasattr(pipe.vae, "enable_tiling"):
-            raise ConfigError(f"vae_tiling: {type(pipe.vae).__name__} cannot decode in tiles; leave it out")
-        pipe.vae.enable_tiling()
-    if stage.step_cache == "first_block":
-        _enable_first_block_cache(pipe, stage.step_cache_threshold)
+    apply_options(pipe, stage)
     return pipe
+
+
+def _networks(pipe: Any) -> dict[str, torch.nn.Module]:
+    """By the names of their components."""
+    return {name: part for name, part in pipe.components.items() if isinstance(part, torch.nn.Module)}
+
+
+def random_modules(
+    folder: PipelineFolder, dtype: torch.dtype, device: torch.device
+) -> dict[str, torch.nn.Module]:
+    """Returns the components that have weights, by name. Weights are vLLM's random ones, the same each time,
+    and are made where they stay, so that no other memory is needed."""
+    modules = empty_modules(folder)
+    for module in modules.values():
+        for part in module.modules():
+            for name, empty in list(part.named_parameters(recurse=False)):
+                weight = torch.nn.Parameter(
+                    torch.empty(empty.shape, dtype=dtype, device=device), requires_grad=False
+                )
+                initialize_single_dummy_weight(weight)
+                setattr(part, name, weight)
+        if isinstance(module, PreTrainedModel):
+            module.tie_weights()
+        module.to(device)  # what is left: buffers
+    return modules
 
 
 def _silence() -> None:
@@ -44,16 +88,3 @@ def _silence() -> None:
     diffusers.utils.logging.set_verbosity_error()
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()
-
-
-def _enable_first_block_cache(pipe: Any, threshold: float) -> None:
-    from diffusers import FirstBlockCacheConfig
-
-    denoisers = [module for name in DENOISERS if (module := getattr(pipe, name, None)) is not None]
-    for denoiser in denoisers:
-        try:
-            denoiser.enable_cache(FirstBlockCacheConfig(threshold=threshold))
-        except (AttributeError, ValueError) as error:
-            raise ConfigError(
-                f"step_cache: {type(denoiser).__name__} has no first-block cache; leave it out"
-            ) from error

@@ -42,10 +42,15 @@ class PipelineFolder:
         for name in self.components:
             yield from _weights(self.path / name, self.variant)
 
+    @property
+    def has_weights(self) -> bool:
+        """False for a folder with the small files only, which can be served with random weights."""
+        return any(True for _ in self.weight_files())
+
 
 def read_pipeline_folder(path: Path) -> PipelineFolder:
     """Raises `ConfigError` for a folder that is incomplete, has pickled weights only, or needs code that is not
-    in diffusers or transformers."""
+    in diffusers or transformers. A folder may have no weights at all."""
     index = read_json_object(path / INDEX)
     class_name = index.get("_class_name")
     if not isinstance(class_name, str):
@@ -70,9 +75,10 @@ def read_pipeline_folder(path: Path) -> PipelineFolder:
         if Path(name).name != name:
             raise ConfigError(f"{path / INDEX}: {name!r} is no name of a component")
         components[name] = str(library), str(cls)
+    has_weights = any(True for _ in path.glob(f"*/*{SAFE}"))
     variant = None
     for name in components:
-        found = _check_component(path / name)
+        found = _check_component(path / name, has_weights=has_weights)
         variant = variant or found
     return PipelineFolder(path, class_name, components, variant)
 
@@ -88,8 +94,9 @@ def _is_part_of_diffusers(library: object) -> bool:
     )
 
 
-def _check_component(folder: Path) -> str | None:
-    """Returns the variant of its weights. A component without config.json has no weights."""
+def _check_component(folder: Path, *, has_weights: bool) -> str | None:
+    """Returns the variant of its weights. A component without config.json has no weights, and none has if the
+    pipeline has none."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is missing, which {folder.parent / INDEX} names: download it too")
     for config in sorted(folder.glob("*config.json")):
@@ -97,7 +104,7 @@ def _check_component(folder: Path) -> str | None:
             raise ConfigError(f"{config} refers to code in the folder (auto_map), which is not run")
     if not (folder / "config.json").is_file():
         return None
-    for index in folder.glob(f"*{SAFE}.index*.json"):
+    for index in folder.glob(f"*{SAFE}.index*.json") if has_weights else ():
         files = indexed_weight_files(index)
         missing = [file.name for file in files if not file.is_file()]
         if missing:
@@ -115,7 +122,9 @@ def _check_component(folder: Path) -> str | None:
             f"{folder} has its weights as {pickled[0]} only, a pickle, which can run any code; only "
             f"*{SAFE} is loaded"
         )
-    raise ConfigError(f"{folder} has no weights (*{SAFE}): download them")
+    if has_weights:
+        raise ConfigError(f"{folder} has no weights (*{SAFE}): download them")
+    return None
 
 
 def _weights(folder: Path, variant: str | None) -> list[Path]:

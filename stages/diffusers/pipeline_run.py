@@ -17,6 +17,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from stages.diffusers.denoiser_calls import DenoiserCall, SharedValues
+from stages.diffusers.loras import Loras
 
 
 class AbortedError(BaseException):
@@ -27,9 +28,14 @@ class PipelineRun:
     """A suspended call of a pipeline. `resume` starts it. Belongs to one thread, apart from its own."""
 
     def __init__(
-        self, pipe: Any, arguments: Mapping[str, Any], *, clean_latents: torch.Tensor | None = None
+        self,
+        pipe: Any,
+        arguments: Mapping[str, Any],
+        *,
+        loras: Loras = (),
+        clean_latents: torch.Tensor | None = None,
     ) -> None:
-        """`arguments` are those of the pipeline's `__call__`.
+        """`arguments` are those of the pipeline's `__call__`. Whoever resumes the run applies its `loras`.
 
         With `clean_latents` nothing is denoised: every step returns these latents, so the pipeline decodes
         them with its own code.
@@ -42,6 +48,7 @@ class PipelineRun:
         # Pipelines look at the signature.
         self.pipe.scheduler.step = functools.wraps(self._step)(lambda *a, **k: self._scheduler_step(*a, **k))
         self.arguments = dict(arguments)
+        self.loras = loras
         self.clean_latents = clean_latents
         self.shared_values = SharedValues()
         self.cache_context: Callable[[], AbstractContextManager[Any]] | None = None

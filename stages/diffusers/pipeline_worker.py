@@ -100,7 +100,11 @@ class PipelineWorker:
         """Raises `ConfigError` for a folder or an option that cannot be served."""
         self._progress.report(Phase.LOADING)
         pipe = load_pipeline(
-            self._vllm_config.model_config.model, self._stage, self._runtime.compute_dtype, self._device
+            self._vllm_config.model_config.model,
+            self._stage,
+            self._runtime.compute_dtype,
+            self._device,
+            random_weights=self._vllm_config.load_config.load_format == "dummy",
         )
         self._pipeline = SteppedPipeline(pipe, joins=self._stage.join_requests)
         self._progress.report(Phase.LOADED)
@@ -165,7 +169,7 @@ class PipelineWorker:
             self._failed[new.req_id] = str(error)
             return
         self._requests[new.req_id] = _Request(
-            self._pipeline.start(arguments), preview_steps(arguments, job.num_partial_images)
+            self._pipeline.start(arguments, job.loras), preview_steps(arguments, job.num_partial_images)
         )
 
     def _check_tokens(self, job: ImageJob, num_tokens: int) -> None:

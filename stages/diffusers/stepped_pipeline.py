@@ -8,11 +8,16 @@ import torch
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 
 from stages.diffusers.denoiser_calls import DenoiserCall, run_calls
+from stages.diffusers.loras import Loras, LoraSwitch
 from stages.diffusers.pipeline_run import PipelineRun, run_of_this_thread
 from stages.diffusers.step_cache import StepCache
 
 DENOISERS = ("transformer", "transformer_2", "unet")
 """The components of pipelines that are called in each step."""
+
+
+def denoisers_of(pipe: Any) -> list[Any]:
+    return [module for name in DENOISERS if (module := getattr(pipe, name, None)) is not None]
 
 
 class SteppedPipeline:
@@ -34,7 +39,8 @@ class SteppedPipeline:
         """Passes for several requests that failed and were computed one by one."""
         self.step_caches: list[StepCache] = []
         """Of the denoisers for which a step cache is enabled."""
-        denoisers = [module for name in DENOISERS if (module := getattr(pipe, name, None)) is not None]
+        self._loras = LoraSwitch(pipe)
+        denoisers = denoisers_of(pipe)
         if not denoisers or getattr(pipe, "scheduler", None) is None:
             raise ValueError(
                 f"{type(pipe).__name__} has no {' or '.join(DENOISERS)} with a scheduler, so it cannot be run "
@@ -57,7 +63,7 @@ class SteppedPipeline:
             if run.clean_latents is not None:
                 return _zero_prediction(sample, arguments)
             return run.denoise(
-                DenoiserCall(forward, arguments, len(sample), run.shared_values, run.cache_context)
+                DenoiserCall(forward, arguments, len(sample), run.shared_values, run.loras, run.cache_context)
             )
 
         denoiser.forward = gate
@@ -68,9 +74,9 @@ class SteppedPipeline:
         """Whether the pipeline's `__call__` has the parameter."""
         return name in inspect.signature(type(self.pipe).__call__).parameters
 
-    def start(self, arguments: Mapping[str, Any]) -> PipelineRun:
+    def start(self, arguments: Mapping[str, Any], loras: Loras = ()) -> PipelineRun:
         """Returns a run of the pipeline with these arguments, for `step`."""
-        return PipelineRun(self.pipe, arguments)
+        return PipelineRun(self.pipe, arguments, loras=loras)
 
     @torch.inference_mode()
     def step(self, runs: Sequence[PipelineRun]) -> None:
@@ -89,12 +95,15 @@ class SteppedPipeline:
         moving = [run for run in runs if not run.is_over]
         while moving:
             for run in moving:
+                if run.steps_done == 0:  # it may encode its prompt
+                    self._loras.use(run.loras)
                 run.resume()
             calling = [(run, run.call) for run in moving if run.call is not None]
             groups: dict[Hashable, list[DenoiserCall]] = {}
             for _, call in calling:
                 groups.setdefault(call.key() if self.joins else id(call), []).append(call)
             for group in groups.values():
+                self._loras.use(group[0].loras)
                 num_passes = run_calls(group)
                 self.num_passes += num_passes
                 self.num_calls += len(group)

@@ -53,6 +53,27 @@ AudioBufferSourceNode.prototype.stop = function () {
 """Notes what the page hands to the sound card, before the page's own scripts run."""
 
 
+DOWNLOADS = """
+window.downloads = [];
+const click = HTMLAnchorElement.prototype.click;
+HTMLAnchorElement.prototype.click = function () {
+  const file = { name: this.download };
+  window.downloads.push(file);
+  fetchOwn(this.href).then((bytes) => (file.bytes = bytes));
+};
+const made = new Map();
+const createUrl = URL.createObjectURL;
+URL.createObjectURL = (blob) => {
+  const url = createUrl(blob);
+  made.set(url, blob);
+  return url;
+};
+async function fetchOwn(url) {
+  return [...new Uint8Array(await made.get(url).arrayBuffer())];
+}
+"""
+"""Keeps the files that the page would give to the user. For `Browser.open`; see `WebPage.downloaded`."""
+
 PAUSE_S = 1.5
 """In what the microphone hears: longer than the server waits for the end of a turn."""
 
@@ -267,6 +288,13 @@ class WebPage:
             field.clear()
             field.send_keys(text)
         self.click("#settings-dialog .primary")
+
+    def downloaded(self, selector: str) -> tuple[str, bytes]:
+        """Name and content of the file that a click on the button gives, where `DOWNLOADS` runs."""
+        self.click(selector)
+        self.wait("window.downloads.at(-1)?.bytes !== undefined")
+        file = self.js("window.downloads.at(-1)")
+        return file["name"], bytes(file["bytes"])
 
     def copied(self, selector: str) -> str:
         """What a click on the button copies."""

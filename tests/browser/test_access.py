@@ -11,7 +11,17 @@ from tests.browser.browser import MEDIA, WebPage
 from tests.browser.scripted_server import ScriptedServer
 from tests.unit.api.fake_generator import TEXT, Hang
 
-CONTROLS = {"button", "textbox", "combobox", "switch", "checkbox", "link", "DisclosureTriangle", "tab"}
+CONTROLS = {
+    "button",
+    "textbox",
+    "combobox",
+    "switch",
+    "checkbox",
+    "spinbutton",
+    "link",
+    "DisclosureTriangle",
+    "tab",
+}
 
 
 def accessible_controls(page: WebPage) -> list[tuple[str, str]]:

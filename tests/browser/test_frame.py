@@ -9,7 +9,7 @@ from selenium.webdriver.common.keys import Keys
 from omni_server.types import AboutModel, TextPart
 from tests.browser.browser import Browser, WebPage
 from tests.browser.scripted_server import ScriptedServer
-from tests.unit.api.fake_generator import MODEL
+from tests.unit.api.fake_generator import MODEL, VERSATILE_MODEL
 
 ABOUT = AboutModel("This is a demo model. It knows little.", ("What are you?", "Count to three."))
 
@@ -62,18 +62,20 @@ def test_links_lead_to_pages_of_this_server(page: WebPage) -> None:
 
 
 def test_every_tab_fits_every_screen(browser: Browser, server: ScriptedServer) -> None:
-    server.generator.model_info = replace(MODEL, about=ABOUT)
+    server.generator.model_info = replace(VERSATILE_MODEL, about=ABOUT)
     page = browser.open(server.url)
     page.wait_ready()
     for tab, (width, height) in product(
-        ("conversation", "read-aloud", "transcribe"), ((360, 640), (390, 844), (844, 390), (1280, 800))
+        ("conversation", "read-aloud", "transcribe", "images"),
+        ((360, 640), (390, 844), (844, 390), (1280, 800)),
     ):
         page.browser.emulate(width, height)
         page.click(f"#tab-{tab}")
         assert page.js("document.documentElement.scrollWidth") == width
         assert page.js(f"document.querySelector('#{tab}').scrollWidth") <= width
         boxes = page.js(
-            f"""[...document.querySelectorAll('header button, #{tab} button, #{tab} select, #{tab} textarea, .switch')]
+            f"""[...document.querySelectorAll('header button, .switch'),
+                ...document.querySelectorAll('#{tab} :is(button, select, textarea, input[type=number])')]
                .filter(e => e.checkVisibility()).map(e => [e.id, e.getBoundingClientRect()])
                .map(([id, box]) => [id, box.left, box.right, box.height])"""
         )

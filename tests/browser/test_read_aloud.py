@@ -8,35 +8,14 @@ import soundfile
 
 from omni_server.errors import OverloadedError
 from omni_server.types import AudioDelta, ReadAloud
-from tests.browser.browser import Browser, WebPage
+from tests.browser.browser import DOWNLOADS, Browser, WebPage
 from tests.browser.scripted_server import ScriptedServer
 from tests.unit.api.fake_generator import SAMPLES, Hang
-
-_DOWNLOADS = """
-window.downloads = [];
-const click = HTMLAnchorElement.prototype.click;
-HTMLAnchorElement.prototype.click = function () {
-  const file = { name: this.download };
-  window.downloads.push(file);
-  fetchOwn(this.href).then((bytes) => (file.bytes = bytes));
-};
-const made = new Map();
-const createUrl = URL.createObjectURL;
-URL.createObjectURL = (blob) => {
-  const url = createUrl(blob);
-  made.set(url, blob);
-  return url;
-};
-async function fetchOwn(url) {
-  return [...new Uint8Array(await made.get(url).arrayBuffer())];
-}
-"""
-"""Keeps the files that the page would give to the user."""
 
 
 @pytest.fixture
 def page(browser: Browser, server: ScriptedServer) -> WebPage:
-    page = browser.open(f"{server.url}#read-aloud", script=_DOWNLOADS)
+    page = browser.open(f"{server.url}#read-aloud", script=DOWNLOADS)
     page.wait_ready()
     return page
 
@@ -50,13 +29,6 @@ def wait_read(page: WebPage) -> None:
     page.wait("!document.querySelector('#read-start').hidden")
 
 
-def downloaded(page: WebPage) -> tuple[str, bytes]:
-    page.click("#read-download")
-    page.wait("window.downloads[0]?.bytes !== undefined")
-    file = page.js("window.downloads[0]")
-    return file["name"], bytes(file["bytes"])
-
-
 def test_text_is_heard_and_can_be_downloaded(page: WebPage, server: ScriptedServer) -> None:
     read(page, "Good morning!\nHow are you?")
     wait_read(page)
@@ -66,7 +38,7 @@ def test_text_is_heard_and_can_be_downloaded(page: WebPage, server: ScriptedServ
     assert np.abs(played - SAMPLES).max() <= 1.5 / 32768
     assert page.text("#read-status").startswith("0.29 s of speech, made in ")
 
-    name, content = downloaded(page)
+    name, content = page.downloaded("#read-download")
     samples, rate_hz = soundfile.read(io.BytesIO(content), dtype="float32")
     assert (name, rate_hz) == ("speech.wav", 24_000)
     assert np.abs(samples - SAMPLES).max() <= 1.5 / 32768
@@ -92,7 +64,7 @@ def test_voice_speed_and_format_reach_the_request_and_survive_a_reload(page: Web
     }
     # Twice as fast, with what MP3 adds at both ends.
     assert len(SAMPLES) / 2 <= page.num_samples() < len(SAMPLES) / 2 + 4000
-    name, content = downloaded(page)
+    name, content = page.downloaded("#read-download")
     assert name == "speech.mp3"
     assert soundfile.info(io.BytesIO(content)).format == "MP3"
 

@@ -153,6 +153,7 @@ CHECKS: dict[str, Sequence[Check]] = {
         is_speech,
         is_streamed_speech,
         is_refusal("audio", "missing_required_parameter"),
+        is_refusal("modalities", "unsupported_value"),
     ),
     "`POST /v1/audio/speech`": (is_mp3, is_speech_in_events),
     "`GET /v1/audio/voices`": (lists_voices,),

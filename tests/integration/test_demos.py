@@ -27,7 +27,7 @@ def test_the_demo_is_made_once_and_is_what_the_script_makes(
 
 def test_terminal_and_page_say_that_its_weights_are_random(shared_servers: SharedServers) -> None:
     server = shared_servers.of(QWEN3_OMNI)
-    notice = "The weights of this model are random: it answers with nonsense and noise."
+    notice = "The weights of this model are random: it generates nonsense and noise."
     assert f"  Note     {notice}\n" in server.log
     with server.client() as client:
         (model,) = client.get("/v1/models").json()["data"]

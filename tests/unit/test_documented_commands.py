@@ -84,6 +84,14 @@ NOT_RUN = {
     ): "installs packages; tests/integration/test_diffusers_stage.py runs such a pipeline",
     (
         "docs/images.md",
+        ".venv/bin/omni-server check Qwen/Qwen-Image",
+    ): "downloads configs; tests/unit/check/test_shipped_configs.py computes the same",
+    (
+        "docs/images.md",
+        "scripts/make_demo_checkpoint qwen-image",
+    ): "needs a GPU; tests/unit/stages/diffusers/test_random_weights.py makes the folder",
+    (
+        "docs/images.md",
         "mkdir chain",
     ): "needs two GPUs and downloads 66 GB; tests/integration/test_chain.py serves such a folder",
     ("docs/images.md", "from openai"): "asks that server; tests/integration/test_chain.py asks the same",

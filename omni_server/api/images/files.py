@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from dataclasses import asdict
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +47,7 @@ class ImageWriter:
             "num_inference_steps": output.num_steps,
             "guidance_scale": output.guidance_scale,
             "true_cfg_scale": output.true_cfg_scale,
+            "lora": [asdict(lora) for lora in output.loras] or None,
         }
         given = {name: value for name, value in parameters.items() if value is not None}
         return json.dumps(given, ensure_ascii=False)

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 
 from omni_server.api.answer_stream import submit_all
 from omni_server.api.config import ApiConfig
-from omni_server.api.image_options import MAX_PROMPT_CHARACTERS, ImageOptions
+from omni_server.api.image_options import MAX_PROMPT_CHARACTERS, ImageOptions, LoraChoice
 from omni_server.api.images.schemas import ImageFields
 from omni_server.api.parse import check_extra_fields, check_model
 from omni_server.api.state import ObservedGenerator
 from omni_server.api.validation import unsupported
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generation
-from omni_server.images import ImageOutput, ImageSize
+from omni_server.images import ImageOutput, ImageSize, Lora
 from omni_server.types import ChatMessage, ImagePart, ModelInfo, OmniRequest, TextPart
 
 PARAMETERS: Mapping[str, str] = {
@@ -30,6 +30,7 @@ PARAMETERS: Mapping[str, str] = {
     "guidance_scale": "guidance_scale",
     "true_cfg_scale": "true_cfg_scale",
     "num_partial_images": "partial_images",
+    "loras": "lora",
 }
 """Fields of `ImageOutput` and their names in requests."""
 
@@ -134,7 +135,14 @@ def checked_options(options: ImageOptions, limits: ImageLimits) -> ImageOutput:
         num_steps=steps,
         guidance_scale=options.guidance_scale,
         true_cfg_scale=options.true_cfg_scale,
+        loras=_loras(options.lora),
     )
+
+
+def _loras(given: str | list[LoraChoice] | None) -> tuple[Lora, ...]:
+    if isinstance(given, str):
+        return (Lora(given),)
+    return tuple(Lora(choice.name, choice.scale) for choice in given or ())
 
 
 def _size(name: str | None, max_pixels: int) -> ImageSize | None:

@@ -1,4 +1,4 @@
-"""Tiny components of Diffusers pipelines with random weights: tokenizers, text encoders, decoders."""
+"""Components of Diffusers pipelines with random weights, most of them tiny: tokenizers, text encoders, decoders."""
 
 import json
 import tempfile
@@ -64,7 +64,6 @@ def qwen_processor(tokenizer: Qwen2Tokenizer) -> Qwen2VLProcessor:
 
 
 def qwen_text_encoder(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGeneration:
-    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in _QWEN_SPECIAL}
     text = {
         "hidden_size": HIDDEN,
         "intermediate_size": 64,
@@ -75,10 +74,6 @@ def qwen_text_encoder(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGene
         "max_position_embeddings": 2048,
         "rope_theta": 1e6,
         "rope_scaling": {"type": "default", "mrope_section": [2, 3, 3]},
-        "tie_word_embeddings": False,
-        "bos_token_id": ids["<|endoftext|>"],
-        "eos_token_id": ids["<|im_end|>"],
-        "pad_token_id": ids["<|endoftext|>"],
     }
     vision = {
         "depth": 1,
@@ -92,9 +87,52 @@ def qwen_text_encoder(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGene
         "window_size": 112,
         "fullatt_block_indexes": [0],
     }
+    return _qwen_text_encoder(tokenizer, text, vision)
+
+
+def genuine_qwen_text_encoder(tokenizer: Qwen2Tokenizer) -> Qwen2_5_VLForConditionalGeneration:
+    """The sizes of Qwen2.5-VL-7B."""
+    text = {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "max_position_embeddings": 128000,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "rope_scaling": {"type": "default", "mrope_section": [16, 24, 24]},
+    }
+    vision = {
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "num_heads": 16,
+        "out_hidden_size": 3584,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "tokens_per_second": 2,
+        "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    }
+    return _qwen_text_encoder(tokenizer, text, vision)
+
+
+def _qwen_text_encoder(
+    tokenizer: Qwen2Tokenizer, text: dict[str, object], vision: dict[str, object]
+) -> Qwen2_5_VLForConditionalGeneration:
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in _QWEN_SPECIAL}
+    special = {
+        "tie_word_embeddings": False,
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+    }
     return Qwen2_5_VLForConditionalGeneration(
         Qwen2_5_VLConfig(
-            text_config=text,
+            text_config=text | special,
             vision_config=vision,
             image_token_id=ids["<|image_pad|>"],
             video_token_id=ids["<|video_pad|>"],

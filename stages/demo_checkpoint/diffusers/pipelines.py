@@ -1,9 +1,10 @@
-"""Tiny pipelines with random weights, in the structure of published ones."""
+"""Pipelines with random weights, in the structure of published ones; all but one are tiny."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from diffusers import (
+    AutoencoderKLQwenImage,
     DDIMScheduler,
     DiffusionPipeline,
     FlowMatchEulerDiscreteScheduler,
@@ -22,6 +23,7 @@ from stages.demo_checkpoint.diffusers.parts import (
     HIDDEN,
     clip_text_encoder,
     clip_tokenizer,
+    genuine_qwen_text_encoder,
     projecting_clip_text_encoder,
     qwen_processor,
     qwen_text_encoder,
@@ -68,6 +70,18 @@ def qwen_image() -> DiffusionPipeline:
         text_encoder=qwen_text_encoder(tokenizer),
         tokenizer=tokenizer,
         transformer=_qwen_transformer(),
+    )
+
+
+def genuine_qwen_image() -> DiffusionPipeline:
+    """Qwen/Qwen-Image in its sizes, with 28.8 billion parameters. Only its tokenizer is a small one."""
+    tokenizer = qwen_tokenizer()
+    return QwenImagePipeline(
+        scheduler=_qwen_scheduler(),
+        vae=AutoencoderKLQwenImage(),  # Diffusers' defaults are this model's, of the transformer, too
+        text_encoder=genuine_qwen_text_encoder(tokenizer),
+        tokenizer=tokenizer,
+        transformer=QwenImageTransformer2DModel(),
     )
 
 

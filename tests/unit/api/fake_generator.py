@@ -66,10 +66,18 @@ EDITING_MODEL = replace(
     max_media_per_prompt={"image": 2},
     image_features=ImageFeatures(
         parameters=frozenset(
-            {"negative_prompt", "num_steps", "guidance_scale", "true_cfg_scale", "num_partial_images"}
+            {
+                "negative_prompt",
+                "num_steps",
+                "guidance_scale",
+                "true_cfg_scale",
+                "num_partial_images",
+                "loras",
+            }
         ),
         free_sizes=FreeSizes(multiple=16, max_ratio=3.0, max_pixels=64 * 64),
         max_input_images=2,
+        loras=("paper", "ink"),
     ),
 )
 """Generates and edits images in steps."""

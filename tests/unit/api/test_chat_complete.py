@@ -49,6 +49,7 @@ async def test_usage_adds_up_per_modality() -> None:
         "completion_tokens_details": {
             "text_tokens": 6,
             "audio_tokens": 5,
+            "image_tokens": 0,
             "reasoning_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,

@@ -10,7 +10,7 @@ from PIL import Image
 
 from omni_server.api.config import ApiConfig
 from omni_server.api.images.files import TEXT_CHUNK
-from omni_server.images import ImageOutput, ImageSize
+from omni_server.images import ImageOutput, ImageSize, Lora
 from omni_server.types import ModelInfo
 from tests.unit.api.clients import app_of, error_of, http_client
 from tests.unit.api.fake_generator import EDITING_MODEL, IMAGE_MODEL, IMAGE_PROMPT, MODEL, FakeGenerator
@@ -24,6 +24,35 @@ async def test_extensions_reach_the_model() -> None:
     assert generator.last_request.image == ImageOutput(
         ImageSize(64, 32), 7, num_steps=20, negative_prompt="rain", guidance_scale=3.5, true_cfg_scale=4.0
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "loras"),
+    [
+        ("paper", (Lora("paper"),)),
+        ([{"name": "ink", "scale": 0.5}, {"name": "paper"}], (Lora("ink", 0.5), Lora("paper"))),
+        ({"name": "ink", "scale": 2}, (Lora("ink", 2.0),)),
+        ('[{"name": "ink", "scale": -1}]', (Lora("ink", -1.0),)),  # as in a form
+        ([], ()),
+        (None, ()),
+    ],
+)
+async def test_adapters_are_chosen_by_name_and_scale(given: object, loras: tuple[Lora, ...]) -> None:
+    generator = painter()
+    await painted(generator, lora=given)
+    assert generator.last_request.image == ImageOutput(loras=loras)
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        (1, "lora"),
+        ([{}], "lora[0].name"),
+        ([{"name": "ink", "scale": 11}], "lora[0].scale"),
+    ],
+)
+async def test_what_names_no_adapter_is_refused(given: object, param: str) -> None:
+    assert error_of(await ask(painter(), lora=given))["param"] == param
 
 
 async def test_an_empty_negative_prompt_is_one() -> None:
@@ -60,6 +89,7 @@ async def test_an_automatic_size_is_within_the_operator_s_limit(
 
 async def test_a_png_has_the_parameters_that_make_it_again() -> None:
     fields: dict[str, Any] = {"negative_prompt": "rain", "num_inference_steps": 3, "guidance_scale": 2.5}
+    fields |= {"lora": [{"name": "ink", "scale": 0.5}]}
     files = files_of(await painted(painter(), n=2, include_parameters=True, **fields))
     for file in files:
         parameters = json.loads(Image.open(io.BytesIO(file)).info[TEXT_CHUNK])
@@ -111,6 +141,7 @@ async def test_the_model_s_card_says_what_it_makes() -> None:
         "free_sizes": {"multiple": 16, "max_ratio": 3.0, "max_pixels": 4096},
         "parameters": [
             "guidance_scale",
+            "lora",
             "negative_prompt",
             "num_inference_steps",
             "partial_images",
@@ -118,6 +149,7 @@ async def test_the_model_s_card_says_what_it_makes() -> None:
         ],
         "max_input_images": 2,
         "needs_input_image": False,
+        "loras": ["paper", "ink"],
     }
     only_draws = (await card(IMAGE_MODEL))["images"]
     assert (only_draws["free_sizes"], only_draws["parameters"]) == (None, [])

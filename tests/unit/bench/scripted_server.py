@@ -31,8 +31,8 @@ class Reply:
 
 @dataclass
 class ScriptedServer:
-    """Runs in a thread of its own from the constructor to `close`. `reply` answers the chat requests, in
-    order of arrival: it gets the body and the number of the request."""
+    """Runs in a thread of its own from the constructor to `close`. `reply` answers the chat requests and
+    those for images, in order of arrival: it gets the body and the number of the request."""
 
     reply: Callable[[Json, int], Reply]
     models: Json = field(default_factory=lambda: {"data": [{"id": "scripted", "voices": ["Ada", "Grace"]}]})
@@ -60,7 +60,8 @@ class ScriptedServer:
         application = web.Application()
         application.router.add_get("/v1/models", self._list_models)
         application.router.add_get("/version", self._show_version)
-        application.router.add_post("/v1/chat/completions", self._chat)
+        application.router.add_post("/v1/chat/completions", self._reply)
+        application.router.add_post("/v1/images/generations", self._reply)
         runner = web.AppRunner(application, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -72,7 +73,7 @@ class ScriptedServer:
     async def _show_version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": "1.2.3"})
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _reply(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
         self.requests.append(body)
         self.authorizations.append(request.headers.get("Authorization"))
@@ -99,3 +100,7 @@ class ScriptedServer:
         else:
             await stream.write_eof()
         return stream
+
+
+Start = Callable[[Callable[[Json, int], Reply]], ScriptedServer]
+"""Starts a server that ends with the test."""

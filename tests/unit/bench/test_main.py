@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,33 +14,11 @@ from omni_server.bench.main import run_command
 from omni_server.bench.results import Run, load_run
 from omni_server.errors import ConfigError
 from tests.unit.bench.frames import DONE, chunk, frame, pcm16, spoken, usage, written
-from tests.unit.bench.scripted_server import Json, Pause, Reply, ScriptedServer
+from tests.unit.bench.scripted_server import Json, Pause, Reply, ScriptedServer, Start
 
 ROOT = Path(__file__).parents[3]
-Start = Callable[[Callable[[Json, int], Reply]], ScriptedServer]
 SMALL = ("--text-tokens", "8", "--codec-tokens", "40")
 WHOLE = spoken(8, 40)
-
-
-@pytest.fixture(autouse=True)
-def sigint() -> Iterator[None]:
-    """An interrupted run ignores further interrupts until its process ends, which here goes on."""
-    handler = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, handler)
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    servers: list[ScriptedServer] = []
-
-    def start_server(reply: Callable[[Json, int], Reply]) -> ScriptedServer:
-        servers.append(ScriptedServer(reply))
-        return servers[-1]
-
-    yield start_server
-    for server in servers:
-        server.close()
 
 
 def bench(server: ScriptedServer, folder: Path, *arguments: str) -> tuple[int, Run]:

@@ -64,4 +64,5 @@ def test_codec_tokens_mean_samples() -> None:
         "W1": 5.0,
         "W2": 5.0,
         "W3": 70.0,
+        "images": 0.0,
     }

@@ -71,7 +71,7 @@ def test_files_are_those_of_the_published_checkpoints(tiny: Path) -> None:
         "vocab.json",
     }
     assert read_about(tiny) == AboutModel(
-        notice="The weights of this model are random: it answers with nonsense and noise."
+        notice="The weights of this model are random: it generates nonsense and noise."
     )
     assert all(file.stat().st_mode & 0o444 == 0o444 for file in tiny.iterdir())
 

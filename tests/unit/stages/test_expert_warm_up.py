@@ -27,9 +27,7 @@ def kernel(table: dict[int, object], num_tokens: int) -> tuple[int, bool]:
 
 
 def test_warm_up_compiles_each_kernel_that_a_step_beyond_the_graphs_uses(table: dict[int, object]) -> None:
-    used = {
-        kernel(table, num_tokens) for num_tokens in range(GRAPH_TOKENS + 1, MAX_NUM_BATCHED_TOKENS + 1)
-    }
+    used = {kernel(table, num_tokens) for num_tokens in range(GRAPH_TOKENS + 1, MAX_NUM_BATCHED_TOKENS + 1)}
     assert used <= {kernel(table, num_tokens) for num_tokens in expert_warm_up_sizes(MAX_NUM_BATCHED_TOKENS)}
 
 

@@ -27,8 +27,9 @@ export const apiKey = {
 };
 
 /**
- * What is served: `{id, voices: [{id, name}], inputs, about}`; `voices` is empty for a model that cannot
- * speak, `about` is `{notice, example_prompts}` or null.
+ * What is served: `{id, answers, voices: [{id, name}], inputs, images, about}`; `answers` is false for a model
+ * that only makes images, `voices` is empty for one that cannot speak, `images` are those of the API, and
+ * `about` is `{notice, example_prompts}`; both may be null.
  */
 export async function describeModel() {
   const { data } = await (await request("v1/models")).json();
@@ -36,8 +37,10 @@ export async function describeModel() {
   const speaks = model.modalities?.output?.includes("audio") ?? true;
   return {
     id: model.id,
+    answers: model.modalities?.output?.some((kind) => kind !== "image") ?? true,
     voices: speaks ? ((await listVoices()) ?? (model.voices ?? []).map((id) => ({ id, name: id }))) : [],
     inputs: model.modalities?.input ?? ["text", "audio", "image", "video"],
+    images: model.images ?? null,
     about: model.about ?? null,
   };
 }
@@ -92,6 +95,29 @@ export async function* transcribe(file, model, signal) {
     if (event.type === "transcript.text.delta") yield event.delta;
     if (event.type === "transcript.text.done") return;
   }
+}
+
+/**
+ * Has an image made, or `files` edited. Yields the events of the stream: previews, and last the image. Throws
+ * as `readAloud` does.
+ */
+export async function* makeImage(body, files, signal) {
+  const fields = { ...body, stream: true };
+  const response =
+    files.length === 0
+      ? await postJson("v1/images/generations", fields, signal)
+      : await request("v1/images/edits", { method: "POST", body: imageForm(fields, files), signal });
+  for await (const event of readJsonEvents(response.body)) {
+    yield event;
+    if (event.type.endsWith(".completed")) return;
+  }
+}
+
+function imageForm(fields, files) {
+  const form = new FormData();
+  for (const [name, value] of Object.entries(fields)) form.set(name, value);
+  for (const file of files) form.append("image[]", file, file.name);
+  return form;
 }
 
 /** The events of `body`. Throws `ApiError` where it ends without the reader having seen the last one. */

@@ -7,11 +7,12 @@ import { composer } from "./composer.js";
 import "./conversation.js";
 import "./dialogs.js";
 import "./drop.js";
+import "./images.js";
 import { askForKey } from "./key_dialog.js";
 import { element } from "./page.js";
 import "./read_aloud.js";
 import { served } from "./served.js";
-import { offerTab } from "./tabs.js";
+import { offerTabs } from "./tabs.js";
 import "./transcribe.js";
 
 function showState() {
@@ -20,11 +21,17 @@ function showState() {
   element("state-text").textContent = text;
   element("state").title = text;
   if (served.model === null) return;
-  const speaks = served.model.voices.length > 0;
-  const hears = served.model.inputs.includes("audio");
-  offerTab("conversation", speaks && hears);
-  offerTab("read-aloud", speaks);
-  offerTab("transcribe", hears);
+  const { answers, voices, inputs, images } = served.model;
+  const speaks = voices.length > 0;
+  const hears = inputs.includes("audio");
+  offerTabs({
+    chat: answers,
+    conversation: speaks && hears,
+    "read-aloud": speaks,
+    transcribe: hears,
+    images: images !== null,
+  });
+  element("settings-button").hidden = !answers;
 }
 
 element("key-button").addEventListener("click", async () => {

@@ -98,6 +98,19 @@ function dataUrl(blob) {
   });
 }
 
+/** An entry of a list of attachments, with a button that calls `remove`. */
+export function attachmentItem(attachment, remove) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "remove";
+  button.textContent = "×";
+  button.setAttribute("aria-label", `Remove ${attachment.name}`);
+  button.addEventListener("click", remove);
+  const item = document.createElement("li");
+  item.append(attachmentView(attachment), button);
+  return item;
+}
+
 /** A waveform, a picture, a video, or its name where the browser cannot read it. */
 export function attachmentView(attachment) {
   const { kind, name, url, samples } = attachment;

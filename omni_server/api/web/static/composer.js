@@ -1,6 +1,6 @@
 // Where a question is written, spoken, and given its files.
 
-import { attachmentOf, attachmentView, discard, recordingOf } from "./attachments.js";
+import { attachmentItem, attachmentOf, discard, recordingOf } from "./attachments.js";
 import { MicrophoneError } from "./microphone.js";
 import { announce, element, show } from "./page.js";
 import { Recorder } from "./recorder.js";
@@ -94,22 +94,14 @@ function takeAttachments() {
 }
 
 function showAttachments() {
-  const items = attachments.map((attachment) => {
-    const remove = document.createElement("button");
-    remove.type = "button";
-    remove.className = "remove";
-    remove.textContent = "×";
-    remove.setAttribute("aria-label", `Remove ${attachment.name}`);
-    remove.addEventListener("click", () => {
+  const items = attachments.map((attachment) =>
+    attachmentItem(attachment, () => {
       attachments = attachments.filter((other) => other !== attachment);
       discard(attachment);
       showAttachments();
       element("attach").focus();
-    });
-    const item = document.createElement("li");
-    item.append(attachmentView(attachment), remove);
-    return item;
-  });
+    }),
+  );
   element("attachments").replaceChildren(...items);
   element("attachments").hidden = items.length === 0;
   updateButtons();

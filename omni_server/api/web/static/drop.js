@@ -1,6 +1,7 @@
 // Files that are dragged to the page: what becomes of them depends on the tab.
 
 import { composer } from "./composer.js";
+import { imageInputs } from "./image_inputs.js";
 import { element } from "./page.js";
 import { openTab } from "./tabs.js";
 import { transcribeFile } from "./transcribe.js";
@@ -9,6 +10,7 @@ import { transcribeFile } from "./transcribe.js";
 const TAKERS = {
   chat: ["Drop to attach", (files) => composer.attach(files)],
   transcribe: ["Drop to transcribe", ([file]) => transcribeFile(file)],
+  images: ["Drop to edit", (files) => imageInputs.add(files)],
 };
 
 let depth = 0; // drags enter and leave every element on their way

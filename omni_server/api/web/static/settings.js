@@ -18,6 +18,7 @@ const FIELDS = {
   speed: [1, isWithin(0.25, 4)],
   format: ["wav", isText],
   writesDown: [true, isBoolean],
+  previews: [true, isBoolean],
 };
 
 const FIRST = Object.fromEntries(Object.entries(FIELDS).map(([name, [first]]) => [name, first]));

@@ -15,11 +15,10 @@ export function openTab() {
   return nameOf(tabs.find((tab) => tab.ariaSelected === "true"));
 }
 
-/** Tabs of what the model cannot do are not there. */
-export function offerTab(name, isOffered) {
-  const tab = tabs.find((tab) => nameOf(tab) === name);
-  tab.hidden = !isOffered;
-  if (!isOffered && openTab() === name) select(tabs[0]);
+/** `isOffered` says by name which tabs there are: those of what the model can do. */
+export function offerTabs(isOffered) {
+  for (const tab of tabs) tab.hidden = !isOffered[nameOf(tab)];
+  selectFromAddress();
 }
 
 function nameOf(tab) {
@@ -36,7 +35,8 @@ function select(selected) {
 }
 
 function selectFromAddress() {
-  select(tabs.find((tab) => `#${nameOf(tab)}` === location.hash && !tab.hidden) ?? tabs[0]);
+  const seen = tabs.filter((tab) => !tab.hidden);
+  select(seen.find((tab) => `#${nameOf(tab)}` === location.hash) ?? seen[0]);
 }
 
 for (const tab of tabs) {

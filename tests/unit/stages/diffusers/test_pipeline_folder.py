@@ -87,6 +87,15 @@ def test_missing_weights_are_named(folder: Path) -> None:
     assert refusal(folder) == f"{folder / 'vae'} has no weights (*.safetensors): download them"
 
 
+def test_a_folder_without_any_weights_is_read(folder: Path) -> None:
+    assert read_pipeline_folder(folder).has_weights
+    for weights in folder.glob("*/*.safetensors"):
+        weights.unlink()
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (folder / "text_encoder" / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert not read_pipeline_folder(folder).has_weights
+
+
 def test_a_missing_shard_is_named(folder: Path) -> None:
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
     (folder / "text_encoder" / "model.safetensors.index.json").write_text(json.dumps(index))

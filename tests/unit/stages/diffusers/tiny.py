@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 
+from omni_server.config.load import find_shipped_config, load_stage_config
+from omni_server.config.stage_config import StageConfig
 from omni_server.protocol.images import ImageJob, Pixels
 from stages.diffusers.images import pipeline_arguments
 from stages.diffusers.options import DiffusersStage
@@ -22,6 +24,12 @@ def stage_options(**options: Any) -> DiffusersStage:
     return DiffusersStage.model_validate(
         {"engine": "diffusion", "model_stage": "image", "max_model_len": 1024} | options
     )
+
+
+def config_with(**options: Any) -> StageConfig:
+    """The shipped config for tiny pipelines, with options of the stage."""
+    config = load_stage_config(find_shipped_config("diffusers.demo-cpu"))
+    return config.model_copy(update={"stages": {"image": stage_options(**options)}})
 
 
 @dataclass
@@ -53,7 +61,7 @@ class Tiny:
         return images
 
     def start(self, job: ImageJob) -> PipelineRun:
-        return self.stepped.start(pipeline_arguments(self.pipe, job))
+        return self.stepped.start(pipeline_arguments(self.pipe, job), job.loras)
 
     def run(self, starts: Sequence[tuple[int, ImageJob]]) -> list[PipelineRun]:
         """Runs each job from the given step of the engine on, side by side, to their ends."""
