@@ -137,7 +137,7 @@ class Supervisor:
         finally:
             self._watch(handle)
         pid, took_s = handle.processes.core_pid, time.monotonic() - began
-        logger.info("stage '%s' was replaced, in %.1f s, by process %d", name, took_s, pid)
+        logger.info("stage '%s' runs again, after %.1f s, in process %d", name, took_s, pid)
         return pid
 
     async def _supervise(self, handle: EngineHandle[Any]) -> None:
