@@ -133,6 +133,18 @@ def test_who_has_no_credit_and_waits_does_not_count_among_many() -> None:
     run(work)
 
 
+def test_streams_without_a_frame_count_in_equal_parts_for_each_decoder() -> None:
+    coming = ComingStreams(num_decoders=2)
+    first, second = (SpeechScheduler(PLAYED, LAYOUT, coming, clock=float) for _ in range(2))
+    with ExitStack() as streams:
+        for _ in range(5):
+            streams.enter_context(coming.stream())
+        assert (first.num_streams, second.num_streams) == (3, 3)
+        streams.enter_context(first.stream(PlayoutBuffer(first, lambda: None)))
+        assert (first.num_streams, second.num_streams) == (4, 3)
+    assert (first.num_streams, second.num_streams) == (0, 0)
+
+
 def test_a_stream_that_has_been_cut_keeps_its_ramp_when_others_come() -> None:
     async def work() -> None:
         simulation = Simulation(SimulatedCode2Wav(), plan=PLAN)
