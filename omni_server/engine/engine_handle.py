@@ -194,7 +194,8 @@ class EngineHandle(Generic[EngineT]):
         if self._built is None:
             return
         # Drop the object too: its finaliser fails when it runs at interpreter exit.
-        built, self._built = self._built, None
+        built = self.detach("it has been shut down")
+        assert built is not None
         if built.client.output_handler is not None:
             # It would report the end of the process as a failure.
             built.client.output_handler.cancel()

@@ -278,6 +278,15 @@ async def test_a_replica_is_replaced_when_its_requests_have_left_it(pair: Pair) 
     assert pair.supervisor.num_restarts == {"talker/0": 0, "talker/1": 0}
 
 
+async def test_a_request_that_comes_too_late_for_the_old_engine_fails_at_once(pair: Pair) -> None:
+    """It was sent there because no other replica was up at that moment."""
+    needing = asyncio.create_task(_needs(pair.second))
+    await asyncio.sleep(0)
+    await pair.replace()
+    with pytest.raises(StageDeadError, match="it has been shut down"):
+        await asyncio.wait_for(needing, 5)
+
+
 async def test_a_new_engine_is_watched_like_the_old_one(pair: Pair) -> None:
     await pair.replace()
     pair.second.events.clear()
