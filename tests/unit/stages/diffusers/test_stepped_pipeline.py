@@ -9,7 +9,7 @@ import torch
 from stages.diffusers.stepped_pipeline import SteppedPipeline
 from tests.unit.stages.diffusers.tiny import Tiny, difference
 
-CHEAP = ("qwen-image", "sd15", "sd3", "flux")
+CHEAP = ("qwen-image", "sd15", "sd3", "flux", "flux-kontext")
 ALL = (*CHEAP, "qwen-image-edit")
 JOINED = 1e-5
 """Sums over a batch are rounded in another order."""
