@@ -60,6 +60,9 @@ class SupervisedServer(ServerProcess):
         """As the log tells it; the last one counts."""
         return int(dict(_RUNS.findall(self.log))[stage])
 
+    def stages(self) -> list[str]:
+        return list(dict(_RUNS.findall(self.log)))
+
     def signal(self, stage: str, number: signal.Signals) -> None:
         os.kill(self.pid_of(stage), number)
 
