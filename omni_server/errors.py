@@ -145,6 +145,10 @@ class ConfigError(Exception):
     """An error in a stage config, a model folder or a flag; the message says what to change."""
 
 
+class ReplacementError(Exception):
+    """An engine was not replaced; the message says why, and what it does now."""
+
+
 def first_leaf(group: BaseExceptionGroup[OmniError]) -> OmniError:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from omni_server.images import ImageFeatures, ImageOutput
 from omni_server.metrics.stage_metrics import QueueLevel, StageLevel, pipeline_text
 from omni_server.model_folder import config_file, read_about
 from omni_server.protocol.corruption import CORRUPTION_KINDS
+from omni_server.protocol.replica_control import Replica
 from omni_server.types import (
     AboutModel,
     ChatMessage,
@@ -39,6 +40,7 @@ from omni_server.version import VERSION
 
 if TYPE_CHECKING:  # importing them imports vLLM, whose environment `start` sets first
     from omni_server.engine.ar_handle import WorkerCount
+    from omni_server.engine.engine_handle import EngineHandle
     from omni_server.engine.launcher import Engines
     from omni_server.engine.supervisor import Supervisor
     from omni_server.orchestrator.orchestrator import Orchestrator
@@ -63,8 +65,10 @@ class AsyncOmni:
         engines: "Engines",
         supervisor: "Supervisor",
         orchestrator: "Orchestrator",
+        config: StageConfig,
     ) -> None:
         self.model_info = model_info
+        self._config = config
         self._engines = engines
         self._supervisor = supervisor
         self._orchestrator = orchestrator
@@ -99,7 +103,9 @@ class AsyncOmni:
             model_dir, config, family, model, load_format=load_format, on_progress=on_progress
         )
         try:
-            supervisor = Supervisor(engines.handles(), config.supervision)
+            supervisor = Supervisor(
+                engines.stages(), config.supervision, lambda handle: omni._warm_up_engine(handle)
+            )
             orchestrator = Orchestrator(
                 model,
                 config,
@@ -108,8 +114,8 @@ class AsyncOmni:
                 request_timeout_s=config.request_timeout_s,
             )
             info = _model_info(model_dir, config, model, engines, orchestrator, served_model_names, about)
-            omni = cls(info, engines, supervisor, orchestrator)
-            await _while_all_live(omni._warm_up(config, on_progress), engines)
+            omni = cls(info, engines, supervisor, orchestrator, config)
+            await _while_all_live(omni._warm_up(on_progress), engines)
             supervisor.start()
         except BaseException:
             await engines.stop()
@@ -145,10 +151,13 @@ class AsyncOmni:
         return {handle.name: await handle.worker_count(name) for handle in self._engines.ar_handles()}
 
     def row_slots(self) -> dict[tuple[str, str], QueueLevel]:
-        """The fill level of each edge's shared-memory queue."""
+        """The fill level of each shared-memory queue, by the replica of the source and the target stage."""
         return {
-            edge: QueueLevel(ledger.queue.capacity, ledger.queue.num_in_use(), ledger.queue.num_published())
-            for edge, ledger in self._engines.ledgers.items()
+            (handle.name, target): QueueLevel(
+                ledger.queue.capacity, ledger.queue.num_in_use(), ledger.queue.num_published()
+            )
+            for (source, target), ledgers in self._engines.ledgers.items()
+            for handle, ledger in zip(self._engines.ar[source].handles, ledgers, strict=True)
         }
 
     def metrics_text(self) -> bytes:
@@ -173,8 +182,38 @@ class AsyncOmni:
         }
 
     def engine_pids(self) -> dict[str, int]:
-        """Process ids of the engines, for stages that are up."""
+        """Process ids of the engines that are up."""
         return self._engines.pids()
+
+    @property
+    def folder(self) -> Path:
+        """A folder of this server that no other user can enter, for sockets."""
+        assert self._engines.temp is not None
+        return self._engines.temp.path
+
+    def replicas(self) -> tuple[Replica, ...]:
+        """The state of all replicas of all stages."""
+        restarts = self._supervisor.num_restarts
+        return tuple(
+            Replica(
+                handle.name,
+                handle.pid,
+                handle.num_requests,
+                restarts[handle.name],
+                "down" if handle.is_dead else "draining" if handle.is_draining else "up",
+            )
+            for handle in self._engines.handles()
+        )
+
+    async def replace(self, replica: str, timeout_s: float | None = None) -> int:
+        """Replaces the engine of a replica, such as `talker/1`, by a new one, without an error for any
+        request. Waits for the requests that it has, for `timeout_s` at most; by default, as long as a request
+        may take. Returns the process id of the new engine.
+
+        Raises `ReplacementError`.
+        """
+        limit_s = self._config.request_timeout_s if timeout_s is None else timeout_s
+        return await self._supervisor.replace(replica, limit_s)
 
     async def stop(self) -> None:
         """Release running requests, stop engines, remove queues."""
@@ -182,24 +221,17 @@ class AsyncOmni:
         await self._supervisor.stop()
         await self._engines.stop()
 
-    async def _warm_up(self, config: StageConfig, on_progress: Progress) -> None:
-        """Send bursts of short requests (`_burst_sizes`) through every stage, to trigger slow first-time work
-        and reveal failures."""
-        began, burst_sizes = time.monotonic(), _burst_sizes(config)
+    async def _warm_up(self, on_progress: Progress) -> None:
+        """Send bursts of short requests (`_burst_sizes`) through every engine, to trigger slow first-time
+        work and reveal failures."""
+        began = time.monotonic()
+        # They are spread over the replicas of a stage.
+        most_replicas = max(stage.replicas for stage in self._config.stages.values())
+        burst_sizes = [size * most_replicas for size in _burst_sizes(self._config)]
         try:
-            for size in burst_sizes:
-                async with asyncio.TaskGroup() as burst:
-                    for number in range(size):
-                        request = warm_up_request(
-                            config, is_greedy=number % 2 == 1, features=self.model_info.image_features
-                        )
-                        burst.create_task(self._answer(request))
-        except ExceptionGroup as group:
-            failures = group.subgroup(OmniError)
-            if failures is None:
-                raise
-            first = first_leaf(failures)
-            raise ConfigError(f"the first request through all stages failed: {first}") from first
+            await self._send_bursts(burst_sizes)
+        except OmniError as error:
+            raise ConfigError(f"the first request through all stages failed: {error}") from error
         for handle in self._engines.ar_handles():
             handle.metrics.clear()
         self._orchestrator.forget_timings()
@@ -211,8 +243,28 @@ class AsyncOmni:
         )
         on_progress(f"{requests} went through all stages in {time.monotonic() - began:.1f} s")
 
-    async def _answer(self, request: OmniRequest) -> None:
-        async for _ in await self.submit(request):
+    async def _warm_up_engine(self, handle: "EngineHandle[Any]") -> None:
+        """Like `_warm_up`, for one engine. Raises `OmniError`."""
+        await self._send_bursts(_burst_sizes(self._config), handle)
+
+    async def _send_bursts(self, sizes: Sequence[int], through: "EngineHandle[Any] | None" = None) -> None:
+        """`through`: the engine to choose in its stage. Raises `OmniError`."""
+        try:
+            for size in sizes:
+                async with asyncio.TaskGroup() as burst:
+                    for number in range(size):
+                        request = warm_up_request(
+                            self._config, is_greedy=number % 2 == 1, features=self.model_info.image_features
+                        )
+                        burst.create_task(self._answer(request, through))
+        except ExceptionGroup as group:
+            failures = group.subgroup(OmniError)
+            if failures is None:
+                raise
+            raise first_leaf(failures) from group
+
+    async def _answer(self, request: OmniRequest, through: "EngineHandle[Any] | None") -> None:
+        async for _ in await self._orchestrator.submit(request, through):
             pass
 
 
@@ -282,7 +334,7 @@ def _model_info(
     about: AboutModel | None,
 ) -> ModelInfo:
     stage = engines.ar.get(config.entry)
-    handle = None if stage is None else stage.choose()
+    handle = None if stage is None else stage.any_engine
     first, *aliases = names or (model_dir.name,)
     speaks = "audio" in config.outputs
     text_stage = next((name for name in config.stages if config.stage_spec(name).output == "text"), None)

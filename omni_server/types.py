@@ -307,6 +307,8 @@ class StageTimes:
     last_output_s: float | None = None
     windows: tuple[WindowTimes, ...] = ()
     """Only for the codec decoder."""
+    replica: int | None = None
+    """Which replica of the stage it was; None if the stage has one."""
 
 
 @dataclass(frozen=True)

@@ -117,4 +117,6 @@ def _answer_fields(answers: Sequence[AnswerRecord]) -> dict[str, Field]:
                 # A stage may be named `audio`.
                 name = f"stage_{name}" if name in fields else name
                 fields[name] = (times.first_output_s, times.last_output_s)
+                if times.replica is not None:
+                    fields[f"{stage}_replica"] = times.replica
     return fields

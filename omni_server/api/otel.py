@@ -25,6 +25,7 @@ from starlette.types import Scope
 
 from omni_server import __version__
 from omni_server.api.request_record import AnswerRecord, RequestRecord
+from omni_server.replica_name import split_replica_name
 from omni_server.types import ModelInfo, SamplingConfig, StageTimes
 
 logger = logging.getLogger(__name__)
@@ -178,13 +179,18 @@ class OtelSpan:
     def _stage_span(
         self, name: str, answer: AnswerRecord, begin_s: float, attributes: Mapping[str, AttributeValue]
     ) -> Span:
-        return self._tracer.start_span(
-            name,
+        """`name`: of a stage or of one of its replicas."""
+        stage, replica = split_replica_name(name)
+        span = self._tracer.start_span(
+            stage,
             context=set_span_in_context(self._span, Context()),
             kind=SpanKind.INTERNAL,
-            attributes={"omni.stage": name, "gen_ai.request.id": answer.answer_id, **attributes},
+            attributes={"omni.stage": stage, "gen_ai.request.id": answer.answer_id, **attributes},
             start_time=self._ns(begin_s),
         )
+        if replica is not None:
+            span.set_attribute("omni.replica", int(replica))
+        return span
 
     def _ns(self, perf_counter_s: float) -> int:
         """Unix time in ns."""
@@ -198,6 +204,8 @@ def _of_stage(
     assert answer.finished is not None
     usage = answer.finished.usage
     attributes: dict[str, AttributeValue] = {"gen_ai.request.model": model.name}
+    if times.replica is not None:
+        attributes["omni.replica"] = times.replica
     if name == model.text_stage:
         attributes["gen_ai.usage.prompt_tokens"] = usage.prompt.total
         attributes["gen_ai.usage.completion_tokens"] = usage.text_tokens

@@ -16,6 +16,7 @@ from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage, Stage
 from omni_server.family import StageFootprint
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
+from omni_server.replica_name import replica_names, split_replica_name
 
 BUFFER_BYTES = 500_000_000
 """Estimate of a language model's buffers besides its weights: 0.3 and 0.5 GB were measured."""
@@ -64,9 +65,15 @@ class StageNeeds:
 
 
 def stage_needs(
-    name: str, config: StageConfig, footprint: StageFootprint, stored: StoredWeights, total: int | None
+    name: str,
+    config: StageConfig,
+    footprint: StageFootprint,
+    stored: StoredWeights,
+    total: int | None,
+    replica: int = 0,
 ) -> StageNeeds:
-    """`total` is the size of the stage's GPU in bytes; None if the stage runs on a CPU."""
+    """What one replica of the stage needs. `total` is the size of its GPU in bytes; None if it runs on a
+    CPU."""
     stage = config.stages[name]
     tensor_ranks = stage.tensor_parallel_size if isinstance(stage, ArStage) else 1
     ranks = 1
@@ -74,7 +81,7 @@ def stage_needs(
     share = None if total is None else int(total * stage.gpu_memory_utilization)
     reserve = PROCESS_BYTES if total is None else OUTSIDE_TORCH_BYTES
     if total is not None and isinstance(stage, ArStage):
-        ranks = tensor_ranks * stage.pipeline_parallel_size
+        ranks = stage.num_ranks
         # The server reserves memory for later needs only if something is sized by the remaining memory.
         slack = slack_bytes(stage.max_num_batched_tokens, encodes_media=footprint.encodes_media)
         reserve += slack + BUFFER_BYTES
@@ -84,8 +91,8 @@ def stage_needs(
     num_streams = stage.num_stream_slots if isinstance(stage, DiffusionStage) and config.carries_state else 0
     values = stage.max_num_batched_tokens * footprint.values_per_token
     memory = StageMemory(
-        name=name,
-        devices=() if total is None else stage.devices,
+        name=replica_names(name, stage.replicas)[replica],
+        devices=() if total is None else stage.devices_of(replica),
         share=share,
         weights=_weight_bytes(stage, footprint, stored) // ranks,
         state=num_streams * footprint.stream_state_bytes,
@@ -180,19 +187,25 @@ def check_gpu_memory(
             )
     needs: dict[str, StageNeeds] = {}
     for name, stage in config.stages.items():
-        gpu = next((by_index[device] for device in stage.devices if device in by_index), None)
-        if gpu is None or name not in footprints:
-            continue
-        needs[name] = stage_needs(name, config, footprints[name], stored, gpu.memory.total)
-        report.stages.append(needs[name].memory)
-        report.errors("memory", _dtype_problems(name, stage, footprints[name].dtype, gpu))
-        if "kv_cache_memory_bytes" in stage.engine_args:
-            report.errors("memory", _kv_problems(name, needs[name]))
+        problems: list[str] = []
+        for number in range(stage.replicas):
+            devices = stage.devices_of(number)
+            gpu = next((by_index[device] for device in devices if device in by_index), None)
+            if gpu is None or name not in footprints:
+                continue
+            need = stage_needs(name, config, footprints[name], stored, gpu.memory.total, number)
+            needs[need.memory.name] = need
+            report.stages.append(need.memory)
+            problems += _dtype_problems(name, stage, footprints[name].dtype, gpu)
+            if "kv_cache_memory_bytes" in stage.engine_args:
+                problems += _kv_problems(name, need)
+        report.errors("memory", dict.fromkeys(problems))
     for index in used:
         if index in by_index:
             report.devices.append(by_index[index].memory)
             there = {name: need for name, need in needs.items() if index in need.memory.devices}
-            report.errors("memory", _device_problems(config, by_index[index].memory, there))
+            problems = list(_device_problems(config, by_index[index].memory, there))
+            report.errors("memory", dict.fromkeys(problems))
 
 
 def check_cpu_memory(
@@ -209,7 +222,8 @@ def check_cpu_memory(
         if name not in footprints:
             continue
         needs = stage_needs(name, config, footprints[name], stored, None)
-        report.stages.append(needs.memory)
+        names = replica_names(name, config.stages[name].replicas)
+        report.stages += [replace(needs.memory, name=replica) for replica in names]
         field = f"stages.{name}.engine_args.kv_cache_memory_bytes"
         if footprints[name].kv is None:
             continue
@@ -235,7 +249,8 @@ def check_cpu_memory(
 def _device_problems(
     config: StageConfig, device: DeviceMemory, needs: Mapping[str, StageNeeds]
 ) -> Iterator[str]:
-    """Yields stages that exceed their shares, with remedies; then shares that exceed free memory."""
+    """Yields stages that exceed their shares, with remedies; then shares that exceed free memory. `needs` are
+    those of the replicas on the device, by name."""
     shares = {name: need.memory.share or 0 for name, need in needs.items()}
     small = [name for name, need in needs.items() if shares[name] < need.least]
     limit = int(MAX_MEMORY_FRACTION * device.total)
@@ -254,9 +269,9 @@ def _device_problems(
         spare = (limit - together) / together
         fitting = {name: _share(need.least * (1 + spare) / device.total) for name, need in needs.items()}
         for name in small:
-            need = needs[name]
+            need, (stage, _) = needs[name], split_replica_name(name)
             yield (
-                f"stages.{name}.gpu_memory_utilization {config.stages[name].gpu_memory_utilization:g} is "
+                f"stages.{stage}.gpu_memory_utilization {config.stages[stage].gpu_memory_utilization:g} is "
                 f"{gb(shares[name])} of device {device.index}; the stage needs {gb(need.least)} at "
                 f"least ({gb(need.memory.taken)} and {_least_kv_cache(need)}). Shares that fit: "
                 f"{', '.join(f'{n} {share:g}' for n, share in fitting.items())}"

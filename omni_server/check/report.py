@@ -38,9 +38,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Bytes that one stage uses of one device, or of the machine's memory on a CPU."""
+    """Bytes that one replica of a stage uses of one device, or of the machine's memory on a CPU."""
 
     name: str
+    """Of `omni_server.replica_name`."""
     devices: tuple[int, ...]
     """Empty on a CPU."""
     share: int | None

@@ -166,7 +166,7 @@ def _check_download(folder: Path, model: str, report: Report) -> None:
 def _check_shared_memory(config: StageConfig, model: FamilyModel, report: Report, *, is_here: bool) -> None:
     edges = [edge for edge in config.edges if edge.queue.transport == "shared_memory"]
     report.shared_memory_needed = needed = sum(
-        queue_bytes(queue_layout(config, edge, model)) for edge in edges
+        config.stages[edge.source].replicas * queue_bytes(queue_layout(config, edge, model)) for edge in edges
     )
     if not is_here:
         return

@@ -20,6 +20,7 @@ _COMMANDS = {
     "check": "tell whether a model fits this machine, and what to change",
     "verify": "compare the answers with those of transformers, and write a report",
     "config": "check, show and list stage configs",
+    "replicas": "list the engines of a running server, and replace one",
 }
 
 
@@ -84,6 +85,8 @@ def _fill(name: str, parser: argparse.ArgumentParser) -> None:
             from omni_server.cli.verify import fill
         case "config":
             from omni_server.cli.config import fill
+        case "replicas":
+            from omni_server.cli.replicas import fill
     fill(parser)
 
 

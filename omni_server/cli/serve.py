@@ -100,8 +100,10 @@ def _run(
     from omni_server.api.server import run_server
     from omni_server.check.files import explained, refuse_damaged_files
     from omni_server.omni import AsyncOmni
+    from omni_server.replica_socket import ReplicaSocket
 
     started: list[AsyncOmni] = []
+    sockets: list[ReplicaSocket] = []
 
     async def start() -> AsyncOmni:
         refuse_damaged_files(model_dir, config, load_format=options.load_format)
@@ -118,9 +120,12 @@ def _run(
                 explained, error, model_dir, config, load_format=options.load_format
             ) from error
         started.append(omni)
+        sockets.append(await ReplicaSocket.open(omni))
         return omni
 
     async def stop(_: Generator) -> None:
+        for replicas in sockets:
+            await replicas.close()
         for omni in started:
             await omni.stop()
 

@@ -74,8 +74,9 @@ class SupervisionConfig(FrozenModel):
     """An engine that does not answer for this long is killed and restarted. An engine answers between two
     steps, so this must be longer than any step; `null`: no timeout."""
     max_restarts: Annotated[int, Field(ge=0)] = 5
-    """Restarts allowed per stage within `restart_window_s`. If the stage dies once more, the server ends with
-    exit code 1; 0: the server ends at the first death."""
+    """Restarts allowed per stage, or replica of a stage, within `restart_window_s`. If it dies once more, it is
+    not restarted, and if no replica of the stage is left, the server ends with exit code 1. 0: the first
+    death is the last."""
     restart_window_s: Annotated[float, Field(gt=0)] = 600.0
     """Time after which a restart no longer counts towards `max_restarts`."""
     max_backoff_s: Annotated[float, Field(ge=0)] = 30.0
@@ -260,13 +261,16 @@ class StageConfig(FrozenModel):
         used: dict[int, float] = defaultdict(float)
         for stage in self.stages.values():
             for device in stage.devices:
-                used[device] += stage.gpu_memory_utilization
+                used[device] += stage.uses_of(device) * stage.gpu_memory_utilization
         for device, fraction in sorted(used.items()):
             if fraction > MAX_MEMORY_FRACTION + 1e-9:
-                names = [n for n, s in self.stages.items() if device in s.devices]
+                parts = [
+                    f"{name} {stage.gpu_memory_utilization:g}"
+                    for name, stage in self.stages.items()
+                    for _ in range(stage.uses_of(device))
+                ]
                 raise ValueError(
-                    f"gpu_memory_utilization on device {device} sums to {fraction:.2f} "
-                    f"({' + '.join(f'{n} {self.stages[n].gpu_memory_utilization:g}' for n in names)}); "
+                    f"gpu_memory_utilization on device {device} sums to {fraction:.2f} ({' + '.join(parts)}); "
                     f"at most {MAX_MEMORY_FRACTION} is possible: lower one or move a stage"
                 )
         return self
@@ -288,6 +292,11 @@ class StageConfig(FrozenModel):
         """The edge over which the stage sends such a payload, if there is one."""
         edges = (edge for edge in self.edges if edge.source == name)
         return next((edge for edge in edges if isinstance(self.spec_of(edge).payload, payload)), None)
+
+    @property
+    def num_engines(self) -> int:
+        """Replicas of all stages."""
+        return sum(stage.replicas for stage in self.stages.values())
 
     @property
     def entry(self) -> str:

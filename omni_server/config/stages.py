@@ -65,8 +65,12 @@ class CommonStage(FrozenModel):
 
     model_stage: str
     """Which of the family's stages runs here. If omitted, the family's stage with the same name."""
+    replicas: Annotated[int, Field(ge=1)] = 1
+    """Engines of the stage, which are identical and share its requests. Each has limits and a share of memory
+    of its own."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
-    """GPU indices, one for each tensor-parallel rank. Ignored on CPU."""
+    """GPU indices, one for each tensor-parallel rank; with `replicas`, those of the first replica, then those
+    of the second, and so on. Replicas share the devices if only those of one are given. Ignored on CPU."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Share of each device's total memory that the stage takes. Ignored on CPU."""
     gpu_priority: Literal["normal", "low"] = "normal"
@@ -83,6 +87,21 @@ class CommonStage(FrozenModel):
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`, passed on unchanged."""
 
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute the model together, in each replica."""
+        return 1
+
+    def devices_of(self, replica: int) -> tuple[int, ...]:
+        """The devices of one replica, numbered from 0."""
+        if len(self.devices) <= self.num_ranks or self.replicas == 1:
+            return self.devices
+        return self.devices[self.num_ranks * replica : self.num_ranks * (replica + 1)]
+
+    def uses_of(self, device: int) -> int:
+        """How many replicas run on the device."""
+        return sum(device in self.devices_of(replica) for replica in range(self.replicas))
+
     @model_validator(mode="after")
     def _check_engine_args(self) -> "CommonStage":
         taken = sorted(RESERVED_ENGINE_ARGS & self.engine_args.keys())
@@ -93,6 +112,13 @@ class CommonStage(FrozenModel):
             )
         if len(set(self.devices)) != len(self.devices):
             raise ValueError("devices names one device twice")
+        ranks = self.num_ranks
+        if self.replicas > 1 and len(self.devices) not in (1, ranks, ranks * self.replicas):
+            each = "" if ranks == 1 else f" with {ranks} ranks each"
+            raise ValueError(
+                f"devices names {len(self.devices)} devices for {self.replicas} replicas{each}: name "
+                f"{ranks * self.replicas}, or {ranks} that all replicas share"
+            )
         return self
 
 
@@ -124,10 +150,15 @@ class ArStage(CommonStage):
             )
         return value
 
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute the model together, in each replica."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
     @model_validator(mode="after")
     def _check_parallelism(self) -> "ArStage":
-        ranks = self.tensor_parallel_size * self.pipeline_parallel_size
-        if ranks > 1 and len(self.devices) not in (1, ranks):
+        ranks = self.num_ranks
+        if self.replicas == 1 and ranks > 1 and len(self.devices) not in (1, ranks):
             raise ValueError(f"devices names {len(self.devices)} devices for {ranks} ranks")
         return self
 

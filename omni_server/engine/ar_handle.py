@@ -19,7 +19,7 @@ from omni_server.engine.token_table import TokenTable
 from omni_server.errors import InvalidRequestError
 from omni_server.family import Prompt
 from omni_server.metrics.stage_metrics import ArStageMetrics
-from omni_server.protocol.rows import AddressedFeed
+from omni_server.protocol.rows import AddressedFeed, SharedBlock
 from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.block_ledger import BlockLedger
 
@@ -43,15 +43,16 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         build: BuildEngine[StageAsyncLLM],
         *,
         output_ledger: BlockLedger | None = None,
-        input_ledger: BlockLedger | None = None,
+        input_ledgers: Sequence[BlockLedger] = (),
     ) -> None:
-        """The ledgers belong to the queues that the engine writes rows to and reads rows from."""
+        """The ledgers belong to the queue that the engine writes rows to, and to those that it reads rows
+        from, by their numbers."""
         super().__init__(name, build)
         self.metrics = ArStageMetrics()
         self._output_ledger = output_ledger
-        self._input_ledger = input_ledger
+        self._input_ledgers = input_ledgers
         self._tokens: TokenTable | None = None
-        self.outbox = FeedOutbox(self.feed, None if input_ledger is None else input_ledger.drop)
+        self.outbox = FeedOutbox(self.feed, self._drop if input_ledgers else None)
 
     def attach(self, built: BuiltEngine[StageAsyncLLM]) -> None:
         engine = built.client
@@ -66,7 +67,10 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
 
     def end_blocks(self) -> int:
         num_blocks = 0 if self._output_ledger is None else self._output_ledger.producer_died()
-        return num_blocks + (0 if self._input_ledger is None else self._input_ledger.consumer_died())
+        return num_blocks + sum(ledger.consumer_died(self.number) for ledger in self._input_ledgers)
+
+    def _drop(self, block: SharedBlock) -> None:
+        self._input_ledgers[block.queue].drop(block)
 
     def max_media(self, modality: str) -> int:
         """Returns how many items of a modality one prompt may hold (vLLM's `limit_mm_per_prompt`)."""
@@ -164,10 +168,9 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         """
         with stage_errors(self.name):
             engine = self.engine
-            if self._input_ledger is not None:
-                for _, feed in feeds:
-                    if (block := feed.shared_block) is not None:
-                        self._input_ledger.sent(block)
+            for _, feed in feeds:
+                if (block := feed.shared_block) is not None:
+                    self._input_ledgers[block.queue].sent(block, self.number)
             await engine.send_feeds(feeds)
 
     async def worker_count(self, name: WorkerCount) -> int:

@@ -28,6 +28,14 @@ async def uninterrupted(work: Coroutine[object, object, T]) -> T:
     return result
 
 
+async def cancelled(*tasks: asyncio.Task[None]) -> None:
+    """Cancels the tasks, and returns when they have ended."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
 async def in_daemon_thread(function: Callable[[], T]) -> T:
     """Returns the result of the blocking `function()`, or raises its error. If the call is cancelled, the
     thread continues. Unlike a thread of `asyncio.to_thread`, it keeps neither the event loop nor the

@@ -40,25 +40,25 @@ def ar_engine_args(
     platform: str,
     load_format: str,
     hf_overrides: HfOverrides | None,
+    replica: int = 0,
 ) -> AsyncEngineArgs:
-    """Returns the arguments of the stage's `AsyncLLM`. `platform` is "cpu" or "cuda"."""
-    ranks = stage.tensor_parallel_size * stage.pipeline_parallel_size
+    """Returns the arguments of a replica's `AsyncLLM`. `platform` is "cpu" or "cuda"."""
     is_async = platform == "cuda" and not current_platform.is_cpu()
-    arguments = _common(model_dir, stage, platform, load_format, hf_overrides) | {
+    arguments = _common(model_dir, stage, replica, platform, load_format, hf_overrides) | {
         "worker_cls": AR_WORKER,
         "scheduler_cls": ASYNC_SCHEDULER if is_async else SCHEDULER,
         "additional_config": runtime,
         "generation_config": str(EMPTY_GENERATION_CONFIG),
         "tensor_parallel_size": stage.tensor_parallel_size,
         "pipeline_parallel_size": stage.pipeline_parallel_size,
-        "distributed_executor_backend": "uni" if ranks == 1 else "mp",
+        "distributed_executor_backend": "uni" if stage.num_ranks == 1 else "mp",
         "dtype": stage.dtype,
         # By default vLLM chooses the backend that the first structured request needs, and keeps it.
         "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar"),
     }
-    if runtime.input_queue is not None:
+    if runtime.input_queues:
         arguments["skip_tokenizer_init"] = True  # the stage's tokens are not text
-    if runtime.input_queue is not None or runtime.num_predicted:
+    if runtime.input_queues or runtime.num_predicted:
         # Token ids do not determine the stage's inputs.
         arguments |= {"enable_prompt_embeds": True, "enable_prefix_caching": False}
     if platform == "cuda":
@@ -76,8 +76,9 @@ def diffusion_engine_args(
     carries_state: bool,
     stepwise: StepwiseEngine | None = None,
     announces_to: tuple[str, ...] = (),
+    replica: int = 0,
 ) -> AsyncEngineArgs:
-    """Returns the arguments of the stage's `AsyncLLM`. Its requests are `PoolingParams(task="plugin", ...)`.
+    """Returns the arguments of a replica's `AsyncLLM`. Its requests are `PoolingParams(task="plugin", ...)`.
 
     `hf_overrides` selects the stage's part of the checkpoint's config. With `carries_state`, requests may be
     windows of a stream, whose state the model keeps for the next one. With `stepwise`, they take many steps.
@@ -99,7 +100,7 @@ def diffusion_engine_args(
         num_streams=stage.num_stream_slots if carries_state else 0,
         announces_to=announces_to,
     )
-    arguments = _common(model_dir, stage, platform, load_format, hf_overrides) | {
+    arguments = _common(model_dir, stage, replica, platform, load_format, hf_overrides) | {
         "runner": "pooling",
         "worker_cls": DIFFUSION_WORKER,
         "scheduler_cls": DIFFUSION_SCHEDULER,
@@ -127,6 +128,7 @@ def diffusion_engine_args(
 def _common(
     model_dir: Path,
     stage: ArStage | DiffusionStage,
+    replica: int,
     platform: str,
     load_format: str,
     hf_overrides: HfOverrides | None,
@@ -144,7 +146,7 @@ def _common(
         arguments["hf_overrides"] = hf_overrides
     if platform == "cuda":
         arguments |= {
-            "device_ids": list(stage.devices),
+            "device_ids": list(stage.devices_of(replica)),
             "gpu_memory_utilization": stage.gpu_memory_utilization,
         }
     return arguments

@@ -1,7 +1,7 @@
-"""A stage is a set of identical engines, one today. A handle is the server's end of one engine.
+"""A stage is a set of identical engines, its replicas. A handle is the server's end of one engine.
 
-A request chooses a handle of each stage when it begins and uses it for all of its calls, because an engine
-keeps the request's state. Health, restarts and counters also belong to a handle.
+A request is bound to a handle of each stage when it first needs the stage, and uses it for all of its calls,
+because an engine keeps the request's state. Health, restarts and counters also belong to a handle.
 """
 
 import asyncio
@@ -18,10 +18,12 @@ from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import KILL_TIMEOUT_S, EngineProcesses
 from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import StageDeadError
+from omni_server.replica_name import split_replica_name
 
 logger = logging.getLogger(__name__)
 
 EngineT = TypeVar("EngineT", bound=AsyncLLM)
+HandleT = TypeVar("HandleT", bound="EngineHandle[Any]")
 HandleT_co = TypeVar("HandleT_co", bound="EngineHandle[Any]", covariant=True)
 
 BuildEngine = Callable[[StartProgress], Awaitable[BuiltEngine[EngineT]]]
@@ -40,17 +42,34 @@ class Stage(Generic[HandleT_co]):
         """`handles` must not be empty."""
         self.name = name
         self.handles = tuple(handles)
+        self._next = 0
 
     @property
     def is_down(self) -> bool:
         """Whether no engine can accept a request."""
         return all(handle.is_dead for handle in self.handles)
 
-    def choose(self) -> HandleT_co:
-        """Returns the engine for a new request: of those that are up, the one with the fewest requests. While
-        the stage is down, returns one whose calls raise `StageDeadError`."""
-        up = [handle for handle in self.handles if not handle.is_dead]
-        return min(up or self.handles, key=lambda handle: handle.num_active)
+    def choose(self, wanted: "EngineHandle[Any] | None" = None) -> HandleT_co:
+        """Binds a new request to an engine: to `wanted` if it belongs to the stage, otherwise, of those that
+        are up, to the one with the fewest requests; equal ones take turns. An engine that is being replaced
+        is chosen only if no other one is up. While the stage is down, returns one whose calls raise
+        `StageDeadError`.
+
+        The caller must call `EngineHandle.leave` when the request no longer needs the engine.
+        """
+        in_turn = self.handles[self._next :] + self.handles[: self._next]
+        up = [handle for handle in in_turn if not handle.is_dead]
+        routed = [handle for handle in up if not handle.is_draining]
+        asked = [handle for handle in self.handles if handle is wanted]
+        chosen = min(asked or routed or up or in_turn, key=lambda handle: handle.num_requests)
+        self._next = (self.handles.index(chosen) + 1) % len(self.handles)
+        chosen.num_requests += 1
+        return chosen
+
+    @property
+    def any_engine(self) -> HandleT_co:
+        """An engine that answers what each replica would answer alike: one that is up, if there is one."""
+        return next((handle for handle in self.handles if not handle.is_dead), self.handles[0])
 
 
 class EngineHandle(Generic[EngineT]):
@@ -61,11 +80,24 @@ class EngineHandle(Generic[EngineT]):
     """
 
     def __init__(self, name: str, build: BuildEngine[EngineT]) -> None:
+        """`name` is one of `omni_server.replica_name`."""
         self.name = name
-        """Name in errors, logs and metrics: that of the stage, which has one engine."""
+        """Name in errors, logs and metrics."""
+        self.stage, number = split_replica_name(name)
+        """Name of the stage."""
+        self.number = int(number or 0)
+        """Of the replica."""
+        self.num_requests = 0
+        """Requests that are bound to the engine."""
+        self.is_draining = False
+        """Whether the engine is about to be replaced and should get no new requests."""
         self.life = EngineLife(name)
         self._build = build
         self._built: BuiltEngine[EngineT] | None = None
+
+    def leave(self) -> None:
+        """Ends the binding of a request by `Stage.choose`."""
+        self.num_requests -= 1
 
     async def start(self, progress: StartProgress) -> None:
         """Builds the first engine, or the successor of one that was killed. Raises `ConfigError`."""
@@ -130,6 +162,13 @@ class EngineHandle(Generic[EngineT]):
     def is_dead(self) -> bool:
         """Whether the engine is down, has been shut down, or has died by itself."""
         return self._built is None or self._built.client.errored or self._built.processes.has_ended
+
+    @property
+    def why_dead(self) -> str:
+        """Why the engine is down. Has no meaning while it is up."""
+        if self._built is None:
+            return self.life.reason or "it has been shut down"
+        return self._built.processes.why_ended()
 
     @property
     def num_active(self) -> int:

@@ -38,6 +38,7 @@ from omni_server.protocol.runtime_config import (
     StageRuntimeConfig,
     StepThrottleSpec,
 )
+from omni_server.replica_name import replica_names
 from omni_server.transport.block_ledger import BlockLedger
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path, sweep_dead_queues
 
@@ -54,8 +55,8 @@ class Engines:
 
     ar: dict[str, Stage[ArHandle]] = field(default_factory=dict)
     diffusion: dict[str, Stage[DiffusionHandle]] = field(default_factory=dict)
-    ledgers: dict[tuple[str, str], BlockLedger] = field(default_factory=dict)
-    """Ledgers of the queues in shared memory, by source and target."""
+    ledgers: dict[tuple[str, str], tuple[BlockLedger, ...]] = field(default_factory=dict)
+    """Ledgers of the queues in shared memory, by source and target: one for each replica of the source."""
     mps: MpsDaemon | None = None
     temp: TempFolder | None = None
 
@@ -63,9 +64,12 @@ class Engines:
         for stage in self.ar.values():
             yield from stage.handles
 
+    def stages(self) -> Iterator[Stage[ArHandle] | Stage[DiffusionHandle]]:
+        yield from self.ar.values()
+        yield from self.diffusion.values()
+
     def handles(self) -> Iterator[AnyHandle]:
-        yield from self.ar_handles()
-        for stage in self.diffusion.values():
+        for stage in self.stages():
             yield from stage.handles
 
     def num_active(self) -> dict[str, int]:
@@ -81,8 +85,9 @@ class Engines:
         try:
             await asyncio.gather(*(handle.shutdown() for handle in self.handles()))
         finally:
-            for ledger in self.ledgers.values():
-                ledger.queue.close()
+            for ledgers in self.ledgers.values():
+                for ledger in ledgers:
+                    ledger.queue.close()
             self.ledgers.clear()
             if self.mps is not None:
                 await asyncio.to_thread(self.mps.stop)
@@ -128,52 +133,74 @@ async def start_engines(
 
 
 def _add_stages(engines: Engines, config: StageConfig, builder: "EngineBuilder") -> None:
-    """Adds one engine per stage, which is not started yet."""
+    """Adds the engines of all stages, which are not started yet."""
     for name, stage in config.stages.items():
+        replicas = replica_names(name, stage.replicas)
         if isinstance(stage, ArStage):
-            written = (ledger for (source, _), ledger in engines.ledgers.items() if source == name)
-            read = (ledger for (_, target), ledger in engines.ledgers.items() if target == name)
-            ar = ArHandle(
-                name,
-                partial(builder.build_ar, name, stage),
-                output_ledger=next(written, None),
-                input_ledger=next(read, None),
+            written = next(
+                (ledgers for (source, _), ledgers in engines.ledgers.items() if source == name), ()
             )
-            engines.ar[name] = Stage(name, (ar,))
+            read = next((ledgers for (_, target), ledgers in engines.ledgers.items() if target == name), ())
+            ar = [
+                ArHandle(
+                    replica,
+                    partial(builder.build_ar, name, stage, number=number),
+                    output_ledger=written[number] if written else None,
+                    input_ledgers=read,
+                )
+                for number, replica in enumerate(replicas)
+            ]
+            engines.ar[name] = Stage(name, ar)
         else:
-            diffusion = DiffusionHandle(name, partial(builder.build_diffusion, name, stage))
-            engines.diffusion[name] = Stage(name, (diffusion,))
+            diffusion = [
+                DiffusionHandle(replica, partial(builder.build_diffusion, name, stage, number=number))
+                for number, replica in enumerate(replicas)
+            ]
+            engines.diffusion[name] = Stage(name, diffusion)
 
 
 def _make_queues(
     engines: Engines, config: StageConfig, model: FamilyModel
-) -> dict[tuple[str, str], QueueSpec]:
-    """Returns the queue of each edge with embeddings, for its two stages."""
+) -> dict[tuple[str, str], tuple[QueueSpec, ...]]:
+    """Returns the queues of each edge with embeddings, for its two stages: one for each replica of the
+    source, which all replicas of the target read."""
     specs = {}
     for edge in config.edges:
         if not isinstance(config.spec_of(edge).payload, Embeddings):
             continue
-        key, spec = (edge.source, edge.target), queue_layout(config, edge, model)
+        key, layout = (edge.source, edge.target), queue_layout(config, edge, model)
+        numbers = range(config.stages[edge.source].replicas)
+        specs[key] = tuple(msgspec.structs.replace(layout, number=number) for number in numbers)
         if edge.queue.transport == "shared_memory":
-            spec = msgspec.structs.replace(spec, path=str(new_queue_path(f"{edge.source}-{edge.target}")))
-            engines.ledgers[key] = BlockLedger(SlabQueue(spec, create=True))
-        specs[key] = spec
+            name = f"{edge.source}-{edge.target}"
+            specs[key] = tuple(
+                msgspec.structs.replace(spec, path=str(new_queue_path(name))) for spec in specs[key]
+            )
+            engines.ledgers[key] = ()
+            for spec in specs[key]:  # one after the other: what exists is closed if the next one fails
+                engines.ledgers[key] += (BlockLedger(SlabQueue(spec, create=True)),)
     return specs
 
 
 def step_throttles(config: StageConfig) -> dict[str, StepThrottleSpec]:
-    """Returns the throttles, by name, of autoregressive stages with a step interval that share a GPU with a
-    decoder. Each has its own socket, a new one at each call. Empty on CPU."""
+    """Returns the throttles, by replica, of autoregressive stages with a step interval that share a GPU with
+    a decoder. Each has its own socket, a new one at each call. Empty on CPU."""
     if config.platform != "cuda":
         return {}
-    diffusion = [stage for stage in config.stages.values() if isinstance(stage, DiffusionStage)]
+    with_decoder = {
+        device
+        for stage in config.stages.values()
+        if isinstance(stage, DiffusionStage)
+        for device in stage.devices
+    }
     return {
-        name: StepThrottleSpec(
+        replica: StepThrottleSpec(
             new_socket_name(), stage.step_interval_per_stream_ms / 1000, stage.max_num_seqs
         )
         for name, stage in config.stages.items()
         if isinstance(stage, ArStage) and stage.step_interval_per_stream_ms
-        if any(not set(stage.devices).isdisjoint(other.devices) for other in diffusion)
+        for number, replica in enumerate(replica_names(name, stage.replicas))
+        if not with_decoder.isdisjoint(stage.devices_of(number))
     }
 
 
@@ -185,7 +212,7 @@ class EngineBuilder:
     model_dir: Path
     config: StageConfig
     family: ModelFamily
-    queues: Mapping[tuple[str, str], QueueSpec]
+    queues: Mapping[tuple[str, str], tuple[QueueSpec, ...]]
     temp: TempFolder
     mps: MpsDaemon | None
     load_format: str
@@ -197,9 +224,10 @@ class EngineBuilder:
         self._variables = dict(os.environ)
 
     async def build_ar(
-        self, name: str, stage: ArStage, progress: StartProgress
+        self, name: str, stage: ArStage, progress: StartProgress, number: int = 0
     ) -> BuiltEngine[StageAsyncLLM]:
-        """Builds an engine of the stage. Raises `ConfigError`."""
+        """Builds the engine of the stage's replica with this number. Raises `ConfigError`."""
+        replica = replica_names(name, stage.replicas)[number]
         outgoing = self.config.edge_from(name, Embeddings)
         incoming = self.config.edge_into(name)
         speech = self.config.speech_edge
@@ -207,12 +235,12 @@ class EngineBuilder:
         runtime = StageRuntimeConfig(
             model_dir=str(self._folder(name)),
             row_producer=None if outgoing is None else outgoing.function,
-            output_queue=None if outgoing is None else self.queues[outgoing.source, outgoing.target],
-            input_queue=None if incoming is None else self.queues[incoming.source, incoming.target],
+            output_queue=None if outgoing is None else self.queues[outgoing.source, outgoing.target][number],
+            input_queues=() if incoming is None else self.queues[incoming.source, incoming.target],
             row_table=isinstance(received, Embeddings) and received.text_ids,
             # Operators who want batch-invariant sums get them from vLLM's kernels.
             decoding_kernels=not vllm_envs.VLLM_BATCH_INVARIANT,
-            step_throttle=self._throttles.get(name),
+            step_throttle=self._throttles.get(replica),
             num_predicted=0 if speech is None or speech.source != name else self.config.frames.num_predicted,
             predictor_sampling=PredictorSamplingSpec(**stage.predictor_sampling.model_dump()),
         )
@@ -223,13 +251,15 @@ class EngineBuilder:
             platform=self.config.platform,
             load_format=self.load_format,
             hf_overrides=self.family.hf_overrides(stage.model_stage),
+            replica=number,
         )
-        return await self._build(name, StageAsyncLLM, arguments, progress)
+        return await self._build(replica, stage, StageAsyncLLM, arguments, progress)
 
     async def build_diffusion(
-        self, name: str, stage: DiffusionStage, progress: StartProgress
+        self, name: str, stage: DiffusionStage, progress: StartProgress, number: int = 0
     ) -> BuiltEngine[EventAsyncLLM]:
-        """Builds an engine of the stage. Raises `ConfigError`."""
+        """Builds the engine of the stage's replica with this number. Raises `ConfigError`."""
+        replica = replica_names(name, stage.replicas)[number]
         spec = self.config.stage_spec(name)
         arguments = diffusion_engine_args(
             self._folder(name),
@@ -239,9 +269,19 @@ class EngineBuilder:
             hf_overrides=self.family.hf_overrides(stage.model_stage),
             stepwise=spec.stepwise,
             carries_state=self.config.carries_state,
-            announces_to=tuple(throttle.socket for throttle in self._throttles.values()),
+            announces_to=self._throttled_on(set(stage.devices_of(number))),
+            replica=number,
         )
-        return await self._build(name, EventAsyncLLM, arguments, progress)
+        return await self._build(replica, stage, EventAsyncLLM, arguments, progress)
+
+    def _throttled_on(self, devices: set[int]) -> tuple[str, ...]:
+        """The sockets of the replicas that share a device with a decoder on `devices`, and yield to it."""
+        return tuple(
+            self._throttles[replica].socket
+            for name, stage in self.config.stages.items()
+            for number, replica in enumerate(replica_names(name, stage.replicas))
+            if replica in self._throttles and not devices.isdisjoint(stage.devices_of(number))
+        )
 
     def _folder(self, name: str) -> Path:
         """Where the stage's weights are."""
@@ -249,16 +289,21 @@ class EngineBuilder:
         return self.model_dir if folder is None else self.model_dir / folder
 
     async def _build(
-        self, name: str, client_class: type[EngineT], arguments: AsyncEngineArgs, progress: StartProgress
+        self,
+        replica: str,
+        stage: ArStage | DiffusionStage,
+        client_class: type[EngineT],
+        arguments: AsyncEngineArgs,
+        progress: StartProgress,
     ) -> BuiltEngine[EngineT]:
         self.temp.check_room()
         arguments.additional_config = msgspec.structs.replace(
             arguments.additional_config,
-            progress=progress.began(name),
-            has_low_gpu_priority=self.config.stages[name].gpu_priority == "low",
+            progress=progress.began(replica),
+            has_low_gpu_priority=stage.gpu_priority == "low",
         )
         built = await build_engine(
-            name,
+            replica,
             client_class,
             arguments,
             environment=self._environment(),
@@ -266,7 +311,7 @@ class EngineBuilder:
             timeout_s=self.config.start_timeout_s,
             progress=progress,
         )
-        progress.is_ready(name)
+        progress.is_ready(replica)
         return built
 
     def _environment(self) -> dict[str, str]:
@@ -279,6 +324,6 @@ class EngineBuilder:
         if "OMP_NUM_THREADS" not in self._variables:
             # An engine loads weights on its share of the cores and serves on one thread. vLLM does the same
             # where it starts the process, but counts the engines of one model only.
-            variables["OMP_NUM_THREADS"] = str(startup_omp_num_threads(len(self.config.stages)))
+            variables["OMP_NUM_THREADS"] = str(startup_omp_num_threads(self.config.num_engines))
             variables[OMP_NUM_THREADS_SET_BY_VLLM] = "1"
         return variables

@@ -64,7 +64,9 @@ def start_mps(config: StageConfig, folder: Path) -> MpsDaemon | None:
     """
     if config.mps == "off" or config.platform != "cuda" or PIPE_VARIABLE in os.environ:
         return None
-    users = Counter(device for stage in config.stages.values() for device in stage.devices)
+    users: Counter[int] = Counter()
+    for stage in config.stages.values():
+        users.update({device: stage.uses_of(device) for device in stage.devices})
     if config.mps == "auto" and max(users.values()) < 2:
         return None
     if shutil.which(CONTROL) is None:

@@ -1,4 +1,5 @@
-"""Keeps the engines up: when an engine dies or hangs, removes its leftovers and starts another one."""
+"""Keeps the engines up: when an engine dies or hangs, removes its leftovers and starts another one. Replaces
+an engine on request."""
 
 import asyncio
 import functools
@@ -6,17 +7,21 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from omni_server.config.stage_config import SupervisionConfig
 from omni_server.engine.async_engine import silence_death_reports
-from omni_server.engine.engine_handle import EngineHandle
+from omni_server.engine.cancellation import cancelled, uninterrupted
+from omni_server.engine.engine_handle import EngineHandle, Stage
 from omni_server.engine.start_progress import StartProgress
-from omni_server.errors import ConfigError
+from omni_server.errors import ConfigError, OmniError, ReplacementError, StageDeadError, StageDownError
 
 logger = logging.getLogger(__name__)
+
+WarmUp = Callable[[EngineHandle[Any]], Awaitable[None]]
+"""Sends requests through an engine. Raises `OmniError`."""
 
 FIRST_BACKOFF_S = 0.5
 """Delay before the second restart; the first one is immediate."""
@@ -33,20 +38,38 @@ have been stopped."""
 class Supervisor:
     """Watches every engine from `start` to `stop`. Belongs to one event loop."""
 
-    def __init__(self, handles: Iterable[EngineHandle[Any]], policy: SupervisionConfig) -> None:
-        self._handles = tuple(handles)
+    def __init__(
+        self, stages: Iterable[Stage[EngineHandle[Any]]], policy: SupervisionConfig, warm_up: WarmUp
+    ) -> None:
+        self._stages = tuple(stages)
         self._policy = policy
-        self._restarts = {handle.name: Restarts(handle.name, policy) for handle in self._handles}
-        self._tasks: list[asyncio.Task[None]] = []
-        self.failed_stage: str | None = None
-        """The stage that will not be restarted. If it is set, the server must end."""
+        self._warm_up = warm_up
+        self._restarts = {handle.name: Restarts(handle.name, policy) for handle in self._handles()}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._given_up: set[str] = set()
+
+    def _handles(self) -> Iterator[EngineHandle[Any]]:
+        for stage in self._stages:
+            yield from stage.handles
 
     def start(self) -> None:
         """Starts watching. Must be called when all engines are up."""
         silence_death_reports()
-        for handle in self._handles:
+        for handle in self._handles():
             logger.info("stage '%s' runs in process %d", handle.name, handle.pid)
-            self._tasks.append(asyncio.create_task(self._supervise(handle), name=f"watch {handle.name}"))
+            self._watch(handle)
+
+    def _watch(self, handle: EngineHandle[Any]) -> None:
+        task = asyncio.create_task(self._supervise(handle), name=f"watch {handle.name}")
+        self._watches[handle.name] = task
+
+    @property
+    def failed_stage(self) -> str | None:
+        """A stage of which no engine will be restarted. If it is set, the server must end."""
+        for stage in self._stages:
+            if all(handle.name in self._given_up for handle in stage.handles):
+                return stage.name
+        return None
 
     @property
     def num_restarts(self) -> Mapping[str, int]:
@@ -56,10 +79,66 @@ class Supervisor:
     async def stop(self) -> None:
         """Stops watching, and gives up an engine that is being built. Takes no longer than cleaning up after
         a dead engine. Harmless if not started."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await cancelled(*self._watches.values())
+
+    async def replace(self, name: str, timeout_s: float) -> int:
+        """Replaces the engine with this name by a new one, without an error for any request: new requests go
+        to other replicas, and those of the engine may finish. An engine that is not started again any more is
+        started, too. Returns the process id of the new engine.
+
+        Raises `ReplacementError`; unless the message says otherwise, the engine serves on.
+        """
+        stage, handle = self._find(name)
+        if not self._has_others(stage, handle):
+            raise ReplacementError(
+                f"stage '{stage.name}' has no other replica that is up, which could take over its requests"
+            )
+        if handle.is_draining:
+            raise ReplacementError(f"'{name}' is being replaced already")
+        handle.is_draining = True
+        try:
+            await _drained(handle, timeout_s)
+            return await self._exchange(handle)
+        finally:
+            handle.is_draining = False
+
+    @staticmethod
+    def _has_others(stage: Stage[EngineHandle[Any]], handle: EngineHandle[Any]) -> bool:
+        """Whether another engine of the stage takes requests."""
+        others = (other for other in stage.handles if other is not handle)
+        return any(not other.is_dead and not other.is_draining for other in others)
+
+    def _find(self, name: str) -> tuple[Stage[EngineHandle[Any]], EngineHandle[Any]]:
+        for stage in self._stages:
+            for handle in stage.handles:
+                if handle.name == name:
+                    return stage, handle
+        names = ", ".join(handle.name for handle in self._handles())
+        raise ReplacementError(f"there is no replica '{name}'; replicas are {names}")
+
+    async def _exchange(self, handle: EngineHandle[Any]) -> int:
+        """Ends the engine, which has no request, and starts another one."""
+        name, began = handle.name, time.monotonic()
+        await cancelled(self._watches[name])
+        try:
+            logger.info("stage '%s' is replaced", name)
+            await uninterrupted(handle.shutdown())
+            with StartProgress(functools.partial(logger.debug, "replacement: %s")) as progress:
+                await handle.start(progress)
+            self._given_up.discard(name)
+            self._restarts[name].recent.clear()
+            await self._warm(handle)
+        except (ConfigError, OmniError) as error:
+            # Whether it did not start or did not answer: the next attempts are those of a restart.
+            await handle.kill(str(error))
+            raise ReplacementError(
+                f"the new engine of '{name}' has failed, and is restarted: {error}"
+            ) from error
+        finally:
+            self._watch(handle)
+        pid, took_s = handle.processes.core_pid, time.monotonic() - began
+        logger.info("stage '%s' runs again, after %.1f s, in process %d", name, took_s, pid)
+        return pid
 
     async def _supervise(self, handle: EngineHandle[Any]) -> None:
         name = handle.name
@@ -77,23 +156,52 @@ class Supervisor:
                 logger.info("stage '%s' runs again, after %.1f s, in process %d", name, took_s, handle.pid)
         except CrashLoopError as error:
             logger.critical("%s: it is not started again", error)
-            self.failed_stage = name
+            self._given_up.add(name)
         except Exception:
             logger.critical("stage '%s' cannot be started again", name, exc_info=True)
             handle.detach("its engine cannot be started again")
-            self.failed_stage = name
+            self._given_up.add(name)
 
     async def _restart(self, handle: EngineHandle[Any]) -> None:
-        """Retries until an engine is up. Raises `CrashLoopError`."""
+        """Retries until an engine is up. While other replicas serve, it is warmed up before it gets requests.
+        Raises `CrashLoopError`."""
+        stage, _ = self._find(handle.name)
         restarts = self._restarts[handle.name]
         while True:
             await asyncio.sleep(restarts.next_delay_s())
+            is_draining, handle.is_draining = handle.is_draining, True
             try:
                 with StartProgress(functools.partial(logger.debug, "restart: %s")) as progress:
                     await handle.start(progress)
+                if self._has_others(stage, handle):
+                    await self._warm(handle)
                 return
-            except ConfigError as error:
+            except (ConfigError, OmniError) as error:
                 logger.error("a restart has failed: %s", error)
+                await handle.kill(str(error))
+            finally:
+                handle.is_draining = is_draining  # it may be waiting for its replacement
+
+    async def _warm(self, handle: EngineHandle[Any]) -> None:
+        """Sends requests through the engine. Raises `OmniError` if it fails."""
+        try:
+            await self._warm_up(handle)
+        except (StageDeadError, StageDownError) as error:
+            if error.stage == handle.name:
+                raise
+            logger.warning("stage '%s' was not warmed up: %s", handle.name, error)
+
+
+async def _drained(handle: EngineHandle[Any], timeout_s: float) -> None:
+    """Returns when no request is bound to the engine. Raises `ReplacementError`."""
+    deadline = time.monotonic() + timeout_s
+    while handle.num_requests:
+        if time.monotonic() >= deadline:
+            raise ReplacementError(
+                f"'{handle.name}' still has {handle.num_requests} requests after {timeout_s:g} s, and is not "
+                "replaced: it gets new requests again"
+            )
+        await asyncio.sleep(POLL_S)
 
 
 class CrashLoopError(Exception):
@@ -158,7 +266,7 @@ async def until_down(
             elif waited_s >= hang_timeout_s:
                 return f"its engine has not answered for {hang_timeout_s:g} s"
             await asyncio.sleep(POLL_S)
-        return handle.processes.why_ended()
+        return handle.why_dead
     finally:
         if health is not None:
             health.cancel()

@@ -1,7 +1,8 @@
 """Metrics of the stages and the queues between them, in Prometheus' text format.
 
 Metrics of autoregressive stages are counted as in vLLM and have vLLM's names and labels, plus the label
-`stage`. They are plain numbers, which cost next to nothing per token.
+`stage`; the label `engine` is the number of the stage's replica. They are plain numbers, which cost next to
+nothing per token. Other metrics of a stage with several replicas have the label `replica`.
 """
 
 import time
@@ -14,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from omni_server.metrics.buckets import FIRST_OUTPUT_S, PER_TOKEN_S, REQUEST_S
+from omni_server.replica_name import split_replica_name
 
 Clock = Callable[[], float]
 
@@ -108,8 +110,7 @@ class RequestMeter:
 
 
 _LABELS = ("model_name", "engine", "stage")
-_ENGINE = "0"
-"""vLLM's data-parallel rank; a stage has one."""
+"""vLLM's `engine` is the data-parallel rank. A stage has one, and numbers its replicas in its place."""
 
 _GAUGES: tuple[tuple[str, str, Callable[[ArStageMetrics], float]], ...] = (
     (
@@ -189,7 +190,8 @@ def pipeline_text(
     queues: Mapping[tuple[str, str], QueueLevel],
     stages: Mapping[str, StageLevel],
 ) -> bytes:
-    """`active` counts the unfinished requests per stage; `queues` is keyed by source and target stage."""
+    """`active` counts the unfinished requests. All but `queues` are keyed by the replica's name
+    (`omni_server.replica_name`), and `queues` by the source's and the target stage."""
     return generate_latest(_Pipeline(model_name, ar_stages, active, queues, stages))
 
 
@@ -203,31 +205,34 @@ class _Pipeline(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._stage_families()
-        active = GaugeMetricFamily("omni_active_requests", "Unfinished requests per stage.", labels=["stage"])
+        # A metric without a value for the last label has no such label.
+        labels = ["stage", "replica"]
+        active = GaugeMetricFamily("omni_active_requests", "Unfinished requests per stage.", labels=labels)
         for name, count in self.active.items():
-            active.add_metric([name], count)
+            active.add_metric(_labels(name), count)
         yield active
-        is_up = GaugeMetricFamily(
-            "omni_stage_up", "1 while the stage's engine runs, else 0.", labels=["stage"]
-        )
+        is_up = GaugeMetricFamily("omni_stage_up", "1 while the stage's engine runs, else 0.", labels=labels)
         restarts = CounterMetricFamily(
-            "omni_stage_restarts", "Restarts of a stage, successful or not.", labels=["stage"]
+            "omni_stage_restarts", "Restarts of a stage, successful or not.", labels=labels
         )
         corrupt = CounterMetricFamily(
             "omni_corrupt_data",
             "Requests that failed because a stage's data was corrupt, by kind of corruption.",
-            labels=["stage", "kind"],
+            labels=["kind", *labels],
         )
         for name, level in self.stages.items():
-            is_up.add_metric([name], float(level.is_up))
-            restarts.add_metric([name], level.num_restarts)
+            is_up.add_metric(_labels(name), float(level.is_up))
+            restarts.add_metric(_labels(name), level.num_restarts)
             for kind, count in level.num_corrupt.items():
-                corrupt.add_metric([name, kind], count)
+                corrupt.add_metric([kind, *_labels(name)], count)
         yield from (is_up, restarts, corrupt)
         yield from self._queue_families()
 
     def _stage_families(self) -> Iterator[Metric]:
-        stages = [((self.model_name, _ENGINE, name), stage) for name, stage in self.ar_stages.items()]
+        stages = []
+        for replica, stage in self.ar_stages.items():
+            name, number = split_replica_name(replica)
+            stages.append(((self.model_name, number or "0", name), stage))
         for name, text, value in _GAUGES:
             gauge = GaugeMetricFamily(name, text, labels=_LABELS)
             for labels, stage in stages:
@@ -254,7 +259,7 @@ class _Pipeline(Collector):
             yield histogram
 
     def _queue_families(self) -> Iterator[Metric]:
-        labels = ["from_stage", "to_stage"]
+        labels = ["to_stage", "from_stage", "replica"]  # the replica of the stage that sends
         slots = GaugeMetricFamily(
             "omni_shared_memory_slots", "Slots of the queue between two stages.", labels=labels
         )
@@ -268,11 +273,18 @@ class _Pipeline(Collector):
             "Steps of the producer whose rows went through the queue.",
             labels=labels,
         )
-        for edge, level in self.queues.items():
-            slots.add_metric(edge, level.capacity)
-            in_use.add_metric(edge, level.in_use)
-            published.add_metric(edge, level.published)
+        for (source, target), level in self.queues.items():
+            ends = [target, *_labels(source)]
+            slots.add_metric(ends, level.capacity)
+            in_use.add_metric(ends, level.in_use)
+            published.add_metric(ends, level.published)
         yield from (slots, in_use, published)
+
+
+def _labels(name: str) -> list[str]:
+    """The stage, and the replica if there are several."""
+    stage, number = split_replica_name(name)
+    return [stage] if number is None else [stage, number]
 
 
 def _add_samples(family: HistogramMetricFamily, labels: tuple[str, ...], histogram: Histogram) -> None:

@@ -24,13 +24,18 @@ class Decoder:
 
     @property
     def name(self) -> str:
-        """The stage that produces the final result."""
+        """The engine that produces the final result."""
         return self._handles[-1].name
+
+    @property
+    def stage(self) -> str:
+        """The stage that produces the final result."""
+        return self._handles[-1].stage
 
     @property
     def first_stage(self) -> str:
         """The stage that receives the windows or the prompt."""
-        return self._handles[0].name
+        return self._handles[0].stage
 
     @asynccontextmanager
     async def needed(self) -> AsyncIterator[None]:
@@ -56,12 +61,12 @@ class Decoder:
             request_id, token_ids, payload, priority=priority, num_streams=num_streams, on_event=on_event
         )
         for before, handle in pairwise(self._handles):
-            timeline.mark_output(before.name)
+            timeline.mark_output(before.stage)
             if not np.isfinite(result).all():  # the next stage would be blamed
                 raise CorruptDataError(
                     before.name, "samples", "NaN or infinity in the result for the next stage"
                 )
-            timeline.mark_submitted(handle.name)
+            timeline.mark_submitted(handle.stage)
             result = await handle.run(
                 request_id,
                 token_ids,

@@ -5,36 +5,33 @@ import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
-from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import Embeddings, Tensor, Text, TokenFrames
-from omni_server.config.stage_config import Edge, StageConfig
+from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
-from omni_server.edge import CodecEdgeFactory, ImagePromptFunction, load_edge_function
+from omni_server.edge import ImagePromptFunction, load_edge_function
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.diffusion_handle import DiffusionHandle
-from omni_server.engine.engine_handle import Stage
+from omni_server.engine.engine_handle import EngineHandle, Stage
 from omni_server.engine.prompt_rendering import RenderedPrompt, context_length_exceeded
 from omni_server.engine.sampling import StageSampling, add_rows, merged, sampling_params
 from omni_server.errors import (
-    ConfigError,
     CorruptDataError,
     DeadlineExceededError,
     InvalidRequestError,
     OverloadedError,
     StageDownError,
 )
-from omni_server.family import CodecLayout, DiffusionPrompt, EmbeddingsPrompt, FamilyModel
+from omni_server.family import DiffusionPrompt, EmbeddingsPrompt, FamilyModel
 from omni_server.images import ImageOutput, ImageSize
-from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.image_requests import ImageRequests
 from omni_server.orchestrator.image_task import ImageTask, WrittenPrompt
 from omni_server.orchestrator.request_graph import ArTask, AudioTask, RequestGraph, TextOutput
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
-from omni_server.orchestrator.speech_scheduler import SpeechScheduler
+from omni_server.orchestrator.speech_decoding import SpeechDecoding, speech_decoding
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_grammar import turn_grammar
 from omni_server.orchestrator.tool_parser import ToolParser
@@ -55,19 +52,6 @@ from omni_server.types import (
 _READ_ONLY = SamplingConfig(temperature=0.0, max_tokens=1)
 """For a given reply: one pass over the reply computes its rows. vLLM must still sample a token, which is
 discarded."""
-
-
-@dataclass(frozen=True)
-class _Decoder:
-    """Decodes the frames of one stage to audio, for all requests."""
-
-    stages: tuple[Stage[DiffusionHandle], ...]
-    """Each stage receives the result of the previous one."""
-    factory: CodecEdgeFactory
-    chunks: ChunkPlan
-    layout: CodecLayout
-    frames: TokenFrames
-    scheduler: SpeechScheduler
 
 
 class Orchestrator:
@@ -93,11 +77,12 @@ class Orchestrator:
         self._diffusion = diffusion
         self._request_timeout_s = request_timeout_s
         (self._entry,) = (name for name in self._config.stages if self._config.edge_into(name) is None)
-        self._decoders: dict[str, _Decoder] = {}  # by the stage whose frames are decoded
+        self._decoding: dict[str, SpeechDecoding] = {}  # by the stage whose frames are decoded
         for edge in self._config.edges:
             payload = self._config.spec_of(edge).payload
             if isinstance(payload, TokenFrames):
-                self._decoders[edge.source] = self._decoder(edge, payload)
+                stages = self._diffusion_stages(edge.target)
+                self._decoding[edge.source] = speech_decoding(family, config, edge, payload, stages)
         self._running: dict[str, RequestRun] = {}
         self._is_closed = False
         self._painter = self._entry
@@ -110,27 +95,6 @@ class Orchestrator:
         self.images = ImageRequests(family, config.stages[self._painter], to_prompt)
         self.num_corrupt: Counter[tuple[str, str]] = Counter()
         """Requests that ended with a `CorruptDataError`, by stage and kind."""
-
-    def _decoder(self, edge: Edge, payload: TokenFrames) -> _Decoder:
-        layout = self._family.codec
-        if layout is None or not self._family.voices:
-            missing = "describes no codec" if layout is None else "has no voices"
-            raise ConfigError(
-                f"{self._config.model_family} {missing}; the edge {edge.source} -> {edge.target} needs it"
-            )
-        assert edge.chunks is not None
-        assert edge.function is not None
-        decoder = _Decoder(
-            stages=self._diffusion_stages(edge.target),
-            factory=cast(CodecEdgeFactory, load_edge_function(edge.function)),
-            chunks=edge.chunks,
-            layout=layout,
-            frames=payload,
-            scheduler=SpeechScheduler(edge.chunks, layout),
-        )
-        # Rejects a plan that does not fit the model here rather than at the first request.
-        decoder.factory(edge.chunks, layout, voice=self._family.voices[0], noise_seed=0)
-        return decoder
 
     def _diffusion_stages(self, first: str) -> tuple[Stage[DiffusionHandle], ...]:
         """Returns the stage `first` and the stages that its results flow through."""
@@ -145,15 +109,16 @@ class Orchestrator:
 
     def forget_timings(self) -> None:
         """Discards the timings of windows and frames recorded so far, which are those of a warm-up."""
-        for decoder in self._decoders.values():
-            decoder.scheduler.forget()
+        for decoding in self._decoding.values():
+            for scheduler in decoding.schedulers.values():
+                scheduler.forget()
 
     def _count_corrupt(self, error: CorruptDataError) -> None:
         self.num_corrupt[error.stage, error.kind] += 1
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Returns the text of the text stage's `token_ids`, without special tokens."""
-        return self._ar[self._entry].choose().detokenize(token_ids)
+        return self._ar[self._entry].any_engine.detokenize(token_ids)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         """Returns the family's chat messages for the task."""
@@ -165,8 +130,9 @@ class Orchestrator:
         stages: dict[str, Stage[ArHandle] | Stage[DiffusionHandle]] = {**self._ar, **self._diffusion}
         return next((StageDownError(name) for name in names if stages[name].is_down), None)
 
-    async def submit(self, request: OmniRequest) -> RequestRun:
-        """Validates, tokenises and starts the request. Raises the errors of `Generator.submit`."""
+    async def submit(self, request: OmniRequest, through: EngineHandle[Any] | None = None) -> RequestRun:
+        """Validates, tokenises and starts the request. `through`: the engine to choose in its stage, for a
+        warm-up. Raises the errors of `Generator.submit`."""
         outputs = self._outputs(request)
         self._check_media(request)
         self._check_open(request, outputs)
@@ -174,11 +140,16 @@ class Orchestrator:
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic() if request.began_at is None else request.began_at
         voice = None if request.speech is None else self._voice(request.speech)
-        if request.image is not None and not self.images.has_written_prompts:
-            graph, tokens = await self._image_graph(request, request.image)
-        else:
-            graph, tokens = await self._ar_graph(request, outputs, voice, deadline_s, began)
-        self._check_open(request, outputs)  # again: rendering takes time
+        graph = RequestGraph(request.request_id, through)
+        try:
+            if request.image is not None and not self.images.has_written_prompts:
+                tokens = await self._add_image_alone(graph, request, request.image)
+            else:
+                tokens = await self._add_ar(graph, request, outputs, voice, deadline_s, began)
+            self._check_open(request, outputs)  # again: rendering takes time
+        except BaseException:
+            graph.close()
+            raise
         run = RequestRun(
             graph,
             prompt=tokens,
@@ -221,31 +192,32 @@ class Orchestrator:
         if has_track and not self._family.hears_videos:
             raise InvalidRequestError("this model does not hear the audio track of a video", param="messages")
 
-    async def _image_graph(
-        self, request: OmniRequest, image: ImageOutput
-    ) -> tuple[RequestGraph, PromptTokens]:
+    async def _add_image_alone(
+        self, graph: RequestGraph, request: OmniRequest, image: ImageOutput
+    ) -> PromptTokens:
         prompt, size = await asyncio.to_thread(self.images.render, request.messages, image)
-        graph = RequestGraph(request.request_id)
         self._add_image(graph, prompt, size)
         num_given = len(prompt.token_ids) - graph.num_image_tokens
-        return graph, PromptTokens(num_given, text=0, audio=0, image=num_given, video=0)
+        return PromptTokens(num_given, text=0, audio=0, image=num_given, video=0)
 
     def _add_image(
         self, graph: RequestGraph, prompt: DiffusionPrompt | WrittenPrompt, size: ImageSize
     ) -> None:
-        decoder = Decoder([stage.choose() for stage in self._diffusion_stages(self._painter)])
+        stages = self._diffusion_stages(self._painter)
         graph.num_image_tokens = num_image_tokens(size.width, size.height)
-        graph.add(ImageTask(graph, decoder, prompt, size))
+        graph.add(ImageTask(graph, stages, prompt, size))
 
-    async def _ar_graph(
+    async def _add_ar(
         self,
+        graph: RequestGraph,
         request: OmniRequest,
         outputs: frozenset[Output],
         voice: str | None,
         deadline_s: float,
         began: float,
-    ) -> tuple[RequestGraph, PromptTokens]:
-        handle, config = self._ar[self._entry].choose(), self._config.stages[self._entry]
+    ) -> PromptTokens:
+        entry, config = self._ar[self._entry], self._config.stages[self._entry]
+        handle = graph.choose(entry)  # an engine caches the media that its prompts refer to
         assert isinstance(config, ArStage)
         is_text = "text" in outputs
         asked = request.sampling.get(self._entry)
@@ -277,12 +249,11 @@ class Orchestrator:
         names = ("max_completion_tokens", "min_tokens") if is_text else self._param_names(self._entry)
         _limit_tokens(
             params,
-            handle,
+            handle.max_model_len,
             len(prompt.token_ids),
             asked=sampling if is_default_asked else asked,
             fields=names,
         )
-        graph = RequestGraph(request.request_id)
         speaker = None
         edge = self._config.edge_from(self._entry, Embeddings)
         is_limited = bool(sampling.stop) or request.tools is not None
@@ -311,8 +282,8 @@ class Orchestrator:
             )
         output = self._add_audio(graph, request, self._entry, voice) or graph.text
         assert output is not None
-        graph.add(ArTask(graph, handle, prompt, params, output, speaker=speaker))
-        return graph, self._count(prompt)
+        graph.add(ArTask(graph, entry, prompt, params, output, speaker=speaker, handle=handle))
+        return self._count(prompt)
 
     def _add_speaker(
         self,
@@ -325,52 +296,49 @@ class Orchestrator:
         is_limited: bool,
     ) -> ArTask:
         """Adds the stage that receives the entry's embeddings. For `is_limited`, see `RowFeeder`."""
-        handle, config = self._ar[name].choose(), self._config.stages[name]
+        stage, config = self._ar[name], self._config.stages[name]
+        max_model_len = stage.any_engine.max_model_len
         assert isinstance(config, ArStage)
         asked = request.sampling.get(name)
         sampling = merged(config.default_sampling, asked)
         params = sampling_params(
             name,
-            sampling
-            if sampling.max_tokens is not None
-            else replace(sampling, max_tokens=handle.max_model_len),
+            sampling if sampling.max_tokens is not None else replace(sampling, max_tokens=max_model_len),
             end_ids=self._family.stop_ids[config.model_stage],
             is_text=False,
             rows=RowsInput(num_replaced=prompt.num_replaced),
         )
         _limit_tokens(
             params,
-            handle,
+            max_model_len,
             len(prompt.token_ids),
             asked=asked,
             fields=self._param_names(name),
         )
         num_first_rows = len(prompt.token_ids) - 1  # the row of the first generated token follows
+        drop = stage.any_engine.outbox.drop  # all replicas read the same queues
         if prompt.text is None:
-            feeder = RowFeeder(handle.outbox, num_first_rows=num_first_rows, is_limited=is_limited)
+            feeder = RowFeeder(drop, num_first_rows=num_first_rows, is_limited=is_limited)
         else:
             assert len(prompt.text.row_ids) == num_first_rows
-            feeder = TextRowFeeder(handle.outbox, prompt.text, is_limited=is_limited)
+            feeder = TextRowFeeder(drop, prompt.text, is_limited=is_limited)
         audio = self._add_audio(graph, request, name, voice)
         assert audio is not None
-        return graph.add(ArTask(graph, handle, prompt.token_ids, params, audio, source=feeder))
+        return graph.add(ArTask(graph, stage, prompt.token_ids, params, audio, source=feeder))
 
     def _add_audio(
         self, graph: RequestGraph, request: OmniRequest, stage: str, voice: str | None
     ) -> AudioTask | None:
         """Adds the task that decodes the stage's tokens, or returns None if no audio is made of them."""
-        decoder = self._decoders.get(stage)
-        if decoder is None or request.speech is None or voice is None:
+        decoding = self._decoding.get(stage)
+        if decoding is None or request.speech is None or voice is None:
             return None
         seed = random.getrandbits(63) if request.speech.seed is None else request.speech.seed
         graph.audio = AudioTask(
             graph,
             stage,
-            decoder=Decoder([stage.choose() for stage in decoder.stages]),
-            edge=decoder.factory(decoder.chunks, decoder.layout, voice=voice, noise_seed=seed % 2**64),
-            scheduler=decoder.scheduler,
-            layout=decoder.layout,
-            frames=decoder.frames,
+            decoding=decoding,
+            edge=decoding.factory(decoding.chunks, decoding.layout, voice=voice, noise_seed=seed % 2**64),
             stop_ids=self._family.stop_ids[self._config.stages[stage].model_stage],
         )
         return graph.add(graph.audio)
@@ -428,7 +396,7 @@ def _num_chars(message: ChatMessage) -> int:
 
 def _limit_tokens(
     params: StageSampling,
-    handle: ArHandle,
+    max_model_len: int,
     prompt_length: int,
     *,
     asked: SamplingConfig | None,
@@ -442,9 +410,9 @@ def _limit_tokens(
     """
     max_tokens, min_tokens = (None, None) if asked is None else (asked.max_tokens, asked.min_tokens)
     needed = prompt_length + (max_tokens or min_tokens or 1)
-    room = handle.max_model_len - prompt_length
-    if needed > handle.max_model_len:
+    room = max_model_len - prompt_length
+    if needed > max_model_len:
         param = "messages" if room < 1 else fields[0] if max_tokens else fields[1]
-        raise context_length_exceeded(handle.max_model_len, needed, param)
+        raise context_length_exceeded(max_model_len, needed, param)
     params.max_tokens = min(room if params.max_tokens is None else params.max_tokens, room)
     params.min_tokens = min(params.min_tokens, params.max_tokens)

@@ -8,25 +8,24 @@ import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from omni_server.audio.filters import Resampler
-from omni_server.config.pipeline import TokenFrames
 from omni_server.edge import CodecEdge
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
+from omni_server.engine.engine_handle import EngineHandle, HandleT, Stage
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.sampling import StageSampling
 from omni_server.errors import CorruptDataError, OmniError
-from omni_server.family import CodecLayout
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
 from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.row_feeder import RowFeeder
-from omni_server.orchestrator.speech_scheduler import SpeechScheduler
+from omni_server.orchestrator.speech_decoding import SpeechDecoding
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_parser import Piece, ToolParser
@@ -65,8 +64,11 @@ class RequestGraph:
     """Filled by `add`. `run` returns when all outputs are complete. `close` must follow, even after a
     failure."""
 
-    def __init__(self, request_id: str) -> None:
+    def __init__(self, request_id: str, through: EngineHandle[Any] | None = None) -> None:
+        """`through`: the engine to choose in its stage."""
         self.request_id = request_id
+        self._through = through
+        self._bound: list[EngineHandle[Any]] = []
         self.events: asyncio.Queue[OmniEvent | OmniError] = asyncio.Queue()
         self.timeline = RequestTimeline()
         self.text: TextOutput | None = None
@@ -79,6 +81,20 @@ class RequestGraph:
         """Consumers must be added before their sources, and the entry last."""
         self._tasks.append(task)
         return task
+
+    def choose(self, stage: Stage[HandleT]) -> HandleT:
+        """Binds the request to an engine of the stage, until `leave` or `close`."""
+        handle = stage.choose(self._through)
+        self._bound.append(handle)
+        if len(stage.handles) > 1:
+            self.timeline.mark_replica(stage.name, handle.number)
+        return handle
+
+    def leave(self, handle: EngineHandle[Any]) -> None:
+        """The request no longer needs the engine. Harmless if it has left already."""
+        if handle in self._bound:
+            self._bound.remove(handle)
+            handle.leave()
 
     def emit(self, event: OmniEvent) -> None:
         self.events.put_nowait(event)
@@ -95,7 +111,10 @@ class RequestGraph:
             group.create_task(entry.run())
 
     def close(self) -> None:
-        """Drops embeddings that have not been handed on or that arrive later. Harmless if already closed."""
+        """Drops embeddings that have not been handed on or that arrive later, and leaves all engines. Harmless
+        if already closed."""
+        for handle in tuple(self._bound):
+            self.leave(handle)
         for task in self._tasks:
             if isinstance(task, ArTask) and task.source is not None:
                 task.source.close()
@@ -121,8 +140,7 @@ class ArTask:
     """Runs one autoregressive stage: submits the request, hands on its outputs and releases it."""
 
     graph: RequestGraph
-    handle: ArHandle
-    """The engine that holds the request until it ends."""
+    stage: Stage[ArHandle]
     prompt: RenderedPrompt | tuple[int, ...]
     params: StageSampling
     output: "TextOutput | AudioTask"
@@ -130,18 +148,22 @@ class ArTask:
     """Feeds the stage; None for the entry."""
     speaker: "ArTask | None" = None
     """The stage that this one's embeddings flow to."""
+    handle: ArHandle | None = None
+    """The engine that has rendered the prompt. None: one is chosen when there are rows for it."""
 
     def __post_init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
         if self.source is None:
-            self.graph.timeline.mark_submitted(self.handle.name)
+            self.graph.timeline.mark_submitted(self.stage.name)
 
     async def run(self) -> None:
         self._task = asyncio.current_task()
-        async with self.handle.life.needed():
-            if self.source is not None:
-                await self.source.has_rows.wait()
-            await self._generate()
+        if self.source is not None:
+            await self.source.has_rows.wait()
+        handle = self.graph.choose(self.stage) if self.handle is None else self.handle
+        async with handle.life.needed():
+            await self._generate(handle)
+        self.graph.leave(handle)
 
     def skip(self) -> None:
         """Skips the stage: no embeddings of generated tokens will arrive."""
@@ -150,9 +172,9 @@ class ArTask:
         if isinstance(self.output, AudioTask):
             self.output.finish()
 
-    async def _generate(self) -> None:
+    async def _generate(self, handle: ArHandle) -> None:
         fed = None if self.speaker is None else self.speaker.source
-        stream = await self.handle.open(
+        stream = await handle.open(
             self.graph.request_id,
             self.prompt,
             self.params,
@@ -161,8 +183,8 @@ class ArTask:
         )
         try:
             if self.source is not None:
-                self.graph.timeline.mark_submitted(self.handle.name)
-                self.source.connect(stream.engine_id)
+                self.graph.timeline.mark_submitted(self.stage.name)
+                self.source.connect(handle.outbox, stream.engine_id)
             async with aclosing(stream.outputs()) as outputs:
                 async for output in outputs:
                     self.output.take(output)
@@ -180,35 +202,26 @@ class AudioTask:
         graph: RequestGraph,
         source: str,
         *,
-        decoder: Decoder,
+        decoding: SpeechDecoding,
         edge: CodecEdge,
-        scheduler: SpeechScheduler,
-        layout: CodecLayout,
-        frames: TokenFrames,
         stop_ids: tuple[int, ...],
     ) -> None:
-        """`source` samples the tokens; every `frames.num_sampled` consecutive tokens form a frame, with the
-        codes predicted for them. `stop_ids` end the sequence and are not part of a frame."""
+        """`source` samples the tokens; every `num_sampled` consecutive tokens form a frame, with the codes
+        predicted for them. `stop_ids` end the sequence and are not part of a frame."""
+        layout = decoding.layout
         self._graph = graph
         self._source = source
-        self._decoder_name = decoder.name
-        self._frames = frames
+        self._decoding = decoding
+        self._edge = edge
+        self._frames = decoding.frames
         self._stop_ids = stop_ids
-        self._speech = SpeechStream(
-            graph.request_id,
-            decoder=decoder,
-            edge=edge,
-            scheduler=scheduler,
-            layout=layout,
-            timeline=graph.timeline,
-            emit=self._take_audio,
-        )
+        self._speech: SpeechStream | None = None  # until there is a frame to decode, or the end
+        self._has_begun = asyncio.Event()
         self._resampler: Resampler | None = None
         if layout.sample_rate_hz != SAMPLE_RATE_HZ:
             self._resampler = Resampler(layout.sample_rate_hz, SAMPLE_RATE_HZ)
-        self.tokens_per_output = (
-            layout.frames_per_block * frames.num_sampled
-        )  # windows end where a block does
+        # Windows end where a block does.
+        self.tokens_per_output = layout.frames_per_block * decoding.frames.num_sampled
         self._rest: tuple[int, ...] = ()
         self._num_samples = 0
         self.num_frames = 0
@@ -217,7 +230,9 @@ class AudioTask:
         """Why the source ended. None until then, or if there was nothing to speak."""
 
     async def run(self) -> None:
-        await self._speech.run()
+        with self._decoding.coming.stream():
+            await self._has_begun.wait()
+        await self._begun().run()
         if self._resampler is not None:
             self._send(self._resampler.flush())
 
@@ -239,21 +254,37 @@ class AudioTask:
             self._graph.timeline.mark_output(self._source)
             self.num_frames += len(frames)
             self._graph.emit(CodecDelta(tokens[:end]))
-            self._speech.push(frames)
+            self._begun().push(frames)
         if output.finish_reason is not None:
             self.finish_reason = output.finish_reason
             self.finish()
 
     def finish(self) -> None:
         """Marks the end of the tokens; there may have been none."""
-        self._speech.finish()
+        self._begun().finish()
+
+    def _begun(self) -> SpeechStream:
+        """The stream of windows. The first call chooses the decoder."""
+        if self._speech is None:
+            handles = [self._graph.choose(stage) for stage in self._decoding.stages]
+            self._speech = SpeechStream(
+                self._graph.request_id,
+                decoder=Decoder(handles),
+                edge=self._edge,
+                scheduler=self._decoding.schedulers[handles[0].name],
+                layout=self._decoding.layout,
+                timeline=self._graph.timeline,
+                emit=self._take_audio,
+            )
+            self._has_begun.set()
+        return self._speech
 
     def _take_audio(self, delta: AudioDelta) -> None:
         self._send(delta.samples if self._resampler is None else self._resampler.push(delta.samples))
 
     def _send(self, samples: npt.NDArray[np.float32]) -> None:
         if samples.size:
-            self._graph.timeline.mark_output(self._decoder_name)
+            self._graph.timeline.mark_output(self._decoding.stages[-1].name)
             self._graph.emit(AudioDelta(self._num_samples, samples))
             self._num_samples += samples.size
 

@@ -16,9 +16,9 @@ class _Stage:
     sent_s: list[float] = field(default_factory=list)
     computed_s: list[float] = field(default_factory=list)
 
-    def times(self) -> StageTimes:
+    def times(self, replica: int | None) -> StageTimes:
         windows = tuple(map(WindowTimes, self.ready_s, self.sent_s, self.computed_s))
-        return StageTimes(self.submitted_s, self.first_output_s, self.last_output_s, windows)
+        return StageTimes(self.submitted_s, self.first_output_s, self.last_output_s, windows, replica)
 
 
 class RequestTimeline:
@@ -28,6 +28,11 @@ class RequestTimeline:
         self._clock = clock
         self._began = clock()
         self._stages: dict[str, _Stage] = {}
+        self._replicas: dict[str, int] = {}
+
+    def mark_replica(self, stage: str, number: int) -> None:
+        """The request is bound to this replica of a stage that has several."""
+        self._replicas[stage] = number
 
     def mark_submitted(self, stage: str) -> None:
         """The stage has received the request. Only the first call counts."""
@@ -57,7 +62,7 @@ class RequestTimeline:
 
     def times(self) -> dict[str, StageTimes]:
         """Returns the times of the stages that received the request, in that order."""
-        return {name: stage.times() for name, stage in self._stages.items()}
+        return {name: stage.times(self._replicas.get(name)) for name, stage in self._stages.items()}
 
     def _now(self) -> float:
         return self._clock() - self._began

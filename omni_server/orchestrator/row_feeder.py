@@ -5,7 +5,7 @@ call returns, so that cancelling a task cannot lose a reference to shared memory
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from omni_server.engine.feed_outbox import FeedOutbox
@@ -21,10 +21,12 @@ class RowFeeder:
     """Whether the last generated token may have a row. The source sends the rows of what it computes, and it
     does not compute its last token."""
 
-    def __init__(self, outbox: FeedOutbox, *, num_first_rows: int, is_limited: bool) -> None:
-        """`outbox` is the target engine's. `num_first_rows` rows precede the row of the first generated
-        token. With `is_limited`, rows of generated tokens may be spoken only as far as `allow` permits."""
-        self._outbox = outbox
+    def __init__(self, drop: Callable[[RowsFeed], None], *, num_first_rows: int, is_limited: bool) -> None:
+        """`drop` ends the reference of a feed that no engine of the target will get. `num_first_rows` rows
+        precede the row of the first generated token. With `is_limited`, rows of generated tokens may be
+        spoken only as far as `allow` permits."""
+        self._drop = drop
+        self._outbox: FeedOutbox | None = None
         self._num_first_rows = num_first_rows
         self._limit: int | None = num_first_rows if is_limited else None
         self._engine_id: str | None = None
@@ -55,9 +57,9 @@ class RowFeeder:
         """Ends the speech after `num_tokens` generated tokens, whose rows have arrived."""
         self._feed(RowsFeed(num_released=None, final_length=self._num_first_rows + num_tokens))
 
-    def connect(self, engine_id: str) -> None:
-        """The target stage has accepted the request, under this id."""
-        self._engine_id = engine_id
+    def connect(self, outbox: FeedOutbox, engine_id: str) -> None:
+        """An engine of the target stage, whose outbox this is, has accepted the request, under this id."""
+        self._outbox, self._engine_id = outbox, engine_id
         self._flush()
 
     def close(self) -> None:
@@ -72,8 +74,8 @@ class RowFeeder:
 
     def _feed(self, feed: RowsFeed) -> None:
         if self._is_closed:
-            self._outbox.drop(feed)
-        elif self._engine_id is None:
+            self._drop(feed)
+        elif self._outbox is None or self._engine_id is None:
             self._kept.append(feed)
         else:
             self._outbox.put((self._engine_id, feed))
@@ -89,9 +91,9 @@ class TextRowFeeder(RowFeeder):
 
     has_row_of_last_token = True
 
-    def __init__(self, outbox: FeedOutbox, rows: TextRows, *, is_limited: bool) -> None:
+    def __init__(self, drop: Callable[[RowsFeed], None], rows: TextRows, *, is_limited: bool) -> None:
         """See `RowFeeder`. `rows` are those of the target's prompt."""
-        super().__init__(outbox, num_first_rows=len(rows.row_ids), is_limited=is_limited)
+        super().__init__(drop, num_first_rows=len(rows.row_ids), is_limited=is_limited)
         self._ids = list(rows.row_ids)  # of all rows, those of generated tokens included
         self._tail_ids = rows.tail_ids  # empty once sent
         self._num_fed = 0

@@ -1,4 +1,4 @@
-"""The scheduler of all speech streams: it decides when windows are computed and when playback begins.
+"""The scheduler of all speech streams of a decoder: it decides when windows are computed and when playback begins.
 
 It has three rules:
 
@@ -17,6 +17,7 @@ frames. All times are seconds on one monotonic clock with an arbitrary origin.
 import asyncio
 import heapq
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -373,14 +374,42 @@ class PlayoutBuffer:
         return min(max(slowness, 1 / MAX_OUTLIER_RATIO), MAX_OUTLIER_RATIO)
 
 
+class ComingStreams:
+    """Counts streams whose first frame has not been sampled. No decoder has been chosen for them yet; each
+    decoder expects an equal part of them."""
+
+    def __init__(self, num_decoders: int = 1) -> None:
+        self._num_decoders = num_decoders
+        self._count = 0
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Counts a stream while the block runs."""
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+
+    @property
+    def num_per_decoder(self) -> int:
+        return math.ceil(self._count / self._num_decoders)
+
+
 class SpeechScheduler:
-    """The state that all streams of a server share."""
+    """The state that all streams of one decoder share."""
 
     def __init__(
-        self, plan: ChunkPlan, layout: CodecLayout, *, clock: Callable[[], float] = time.monotonic
+        self,
+        plan: ChunkPlan,
+        layout: CodecLayout,
+        coming: ComingStreams,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock` must advance with the running event loop's timers."""
         self.clock = clock
+        self._coming = coming
         self.max_outstanding_windows = plan.max_outstanding_windows
         """Windows of one stream that may be in the decoder at the same time."""
         self.max_start_delay_s = plan.pacing.max_start_delay_s
@@ -416,8 +445,9 @@ class SpeechScheduler:
 
     @property
     def num_streams(self) -> int:
-        """Active streams, without those that wait because they are far ahead of playback."""
-        return self._num_open - self.limiter.num_waiting
+        """Active streams and those that are coming, without those that wait because they are far ahead of
+        playback."""
+        return self._num_open + self._coming.num_per_decoder - self.limiter.num_waiting
 
     def ramp(self) -> WindowRamp | None:
         """Returns the ramp for a stream whose first window is cut now; None if streams are computed as a

@@ -74,12 +74,14 @@ class TextSegment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SharedBlock(msgspec.Struct, frozen=True, tag="shared", array_like=True):
-    """A block inside a slot of the edge's shared-memory queue; one portion of the slot belongs to it."""
+    """A block inside a slot of a shared-memory queue of the edge; one portion of the slot belongs to it."""
 
     slot: int
     generation: int
     """Number of the slot's use, which identifies stale references."""
     portion: int
+    queue: int = 0
+    """Which of the edge's queues: that of the producer's replica with this number."""
 
 
 class InlineBlock(msgspec.Struct, frozen=True, tag="inline", array_like=True):

@@ -14,7 +14,7 @@ model by its configuration and its sources, and would find one from before such 
 
 
 class QueueSpec(msgspec.Struct, frozen=True):
-    """One end of an edge. `path` is None for the inline transport."""
+    """The rows of one replica of an edge's producer. `path` is None for the inline transport."""
 
     capacity: int
     path: str | None
@@ -22,7 +22,9 @@ class QueueSpec(msgspec.Struct, frozen=True):
     max_portions: int
     """Requests that one step may carry."""
     num_consumers: int
-    """Tensor-parallel ranks of the consuming stage; each copies the rows for itself."""
+    """Tensor-parallel ranks of a replica of the consuming stage; each copies the rows for itself."""
+    number: int = 0
+    """That of the producer's replica."""
 
 
 class StepThrottleSpec(msgspec.Struct, frozen=True):
@@ -52,7 +54,8 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     row_producer: str | None = None
     """`package.module:Class` of the edge's producer half, if this stage sends rows."""
     output_queue: QueueSpec | None = None
-    input_queue: QueueSpec | None = None
+    input_queues: tuple[QueueSpec, ...] = ()
+    """One for each replica of the producer, by its number. Not empty if this stage receives rows."""
     row_table: bool = False
     """This stage looks up the rows of text tokens in a table that its model provides."""
     progress: ProgressSpec | None = None

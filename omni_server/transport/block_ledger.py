@@ -24,15 +24,15 @@ class BlockLedger:
     def __init__(self, queue: SlabQueue) -> None:
         self.queue = queue
         self._received: dict[_Place, int] = {}
-        self._sent: dict[_Place, int] = {}
+        self._sent: dict[_Place, tuple[int, int]] = {}  # generation, and the consumer's replica
 
     def received(self, block: SharedBlock) -> None:
         """The server has received the block from the producer."""
         self._received[block.slot, block.portion] = block.generation
 
-    def sent(self, block: SharedBlock) -> None:
-        """The server sends the block to the consumer."""
-        self._sent[block.slot, block.portion] = block.generation
+    def sent(self, block: SharedBlock, consumer: int) -> None:
+        """The server sends the block to the consumer's replica with the number `consumer`."""
+        self._sent[block.slot, block.portion] = block.generation, consumer
 
     def drop(self, block: SharedBlock) -> None:
         """Ends a block that will not be read, unless it was already ended on behalf of a dead process."""
@@ -47,10 +47,12 @@ class BlockLedger:
             if self._received.get((block.slot, block.portion)) != block.generation
         )
 
-    def consumer_died(self) -> int:
-        """Ends all blocks that the consumer received but did not end. Returns how many."""
+    def consumer_died(self, consumer: int) -> int:
+        """Ends all blocks that this replica of the consumer received but did not end. Returns how many."""
         return self._end(
-            SharedBlock(slot, generation, portion) for (slot, portion), generation in self._sent.items()
+            SharedBlock(slot, generation, portion, self.queue.number)
+            for (slot, portion), (generation, replica) in self._sent.items()
+            if replica == consumer
         )
 
     def _end(self, blocks: Iterable[SharedBlock]) -> int:

@@ -1,4 +1,4 @@
-"""A bounded queue of slabs in shared memory, for one edge.
+"""A bounded queue of slabs in shared memory, for one edge and one replica of its producer.
 
 One slot holds what one step of the producer sends to all its requests; the part of one request is a
 *portion*. Who may do what:
@@ -19,8 +19,9 @@ Python has no fence and no atomic variable that processes could share. Its locks
 that is killed or stopped while it holds one stops all the others. Queues are therefore not created on other
 machines (`refuse_unordered_machine`); edges with `transport: inline` work anywhere.
 
-All processes of the edge map the file. Its creator holds an flock on it for as long as it lives, so that a
-later start can tell a dead owner's file from a living one's, in any pid namespace.
+The producer's processes and those of all replicas of the consumer map the file. Its creator holds an flock on
+it for as long as it lives, so that a later start can tell a dead owner's file from a living one's, in any pid
+namespace.
 """
 
 import fcntl
@@ -66,6 +67,7 @@ class SlabQueue:
             refuse_unordered_machine()
         assert spec.path is not None
         self.path = Path(spec.path)
+        self.number = spec.number
         self.capacity = capacity = spec.capacity
         self.slot_bytes = _aligned(spec.slot_bytes)
         self.max_portions = spec.max_portions
@@ -147,7 +149,7 @@ class SlabQueue:
     def published_blocks(self) -> list[SharedBlock]:
         """Returns every portion of the current use of every slot that has been used."""
         return [
-            SharedBlock(slot, generation, portion)
+            SharedBlock(slot, generation, portion, self.number)
             for slot in range(self.capacity)
             if (generation := int(self._published[slot]))
             for portion in range(min(int(self._num_portions[slot]), self.max_portions))

@@ -121,7 +121,7 @@ class _WholeDecoder(AsyncOmni):
     """Decodes all codes of an answer in one window, which no request does."""
 
     async def decode(self, stage: str, window: DecoderWindow) -> Samples:
-        decoder = self._engines.diffusion[stage].choose()
+        decoder = self._engines.diffusion[stage].any_engine
         return await decoder.run(f"verify-{uuid.uuid4().hex}", window.token_ids, window.payload)
 
 

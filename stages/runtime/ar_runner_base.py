@@ -48,7 +48,7 @@ class RowRunnerMixin(VllmRunner):
         super().__init__(vllm_config, device)
         self.stage_config = config = stage_config(vllm_config)
         self.row_emitter: RowEmitter | None = None
-        self.row_overlay = RowOverlay(config.input_queue, get_tensor_model_parallel_rank())
+        self.row_overlay = RowOverlay(config.input_queues, get_tensor_model_parallel_rank())
         self.code_history: CodeHistory | None = None
         """Set if the model predicts codes for the sampled tokens."""
         self.num_resumed = 0

@@ -182,7 +182,7 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
         # vLLM's sampler if it is of another class, and under speculation, whose sampler refers to the one it
         # was given.
         if (
-            self.stage_config.input_queue is not None
+            self.stage_config.input_queues
             and type(self.sampler) is Sampler
             and self.vllm_config.speculative_config is None
         ):
@@ -195,7 +195,7 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
         use_prompt_graphs(self, is_profiling=is_profiling)
         config = self.stage_config
         # The fast path's kernel builds the inputs itself and does not know the embeddings of predicted codes.
-        if config.input_queue is not None and config.decoding_kernels and not config.num_predicted:
+        if config.input_queues and config.decoding_kernels and not config.num_predicted:
             self.model_state.fast_path = DecodeFastPath.of(self, self.row_overlay)
 
     def record_predictor(self) -> None:

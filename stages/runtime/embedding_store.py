@@ -1,5 +1,6 @@
 """The consumer's own copy of the rows of all its requests, in host memory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -84,9 +85,10 @@ class RowStore:
     again. Not thread-safe; each worker has its own.
     """
 
-    def __init__(self, queue: SlabQueue | None, consumer: int) -> None:
-        """`consumer` is the tensor-parallel rank. It releases its own references into the `queue`."""
-        self._queue = queue
+    def __init__(self, queues: Sequence[SlabQueue], consumer: int) -> None:
+        """`consumer` is the tensor-parallel rank. It releases its own references into the `queues`, which are
+        those of the producer's replicas."""
+        self._queues = queues
         self._consumer = consumer
         self._requests: dict[str, StoredRows] = {}
         self._refused: set[str] = set()
@@ -123,13 +125,14 @@ class RowStore:
         """
         block = None if feed.payload is None else feed.payload.block
         if isinstance(block, SharedBlock):
-            if self._queue is None:
-                raise ValueError("rows came through shared memory, but this stage has no input queue")
-            self._queue.check(block)
+            if not 0 <= block.queue < len(self._queues):
+                raise ValueError(f"rows came through queue {block.queue}, which this stage does not have")
+            queue = self._queues[block.queue]
+            queue.check(block)
             try:
-                self._take(request_id, feed, np.frombuffer(self._queue.slot_buffer(block.slot), np.uint8))
+                self._take(request_id, feed, np.frombuffer(queue.slot_buffer(block.slot), np.uint8))
             finally:
-                self._queue.finish(block, self._consumer)
+                queue.finish(block, self._consumer)
         else:
             data = block.data if isinstance(block, InlineBlock) else b""
             self._take(request_id, feed, np.frombuffer(data, np.uint8))

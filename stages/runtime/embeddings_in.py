@@ -3,6 +3,7 @@
 `FeedTracker` is the scheduler's half: it tracks which rows have arrived. `RowOverlay` is the worker's half.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any, Protocol, runtime_checkable
@@ -13,11 +14,11 @@ import torch
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from omni_server.protocol.corruption import Corruption
-from omni_server.protocol.rows import AddressedFeed, RowsFeed, SharedBlock
+from omni_server.protocol.rows import AddressedFeed, RowsFeed
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.embedding_store import MissingRowError, Row, RowStore
-from stages.runtime.stage_step import StepBatch, open_queue
+from stages.runtime.stage_step import StepBatch, open_queues
 
 # -- the scheduler's half
 
@@ -57,9 +58,9 @@ class _Fed:
 class FeedTracker:
     """Holds the feeds of a stage's requests from arrival until the next step sends them to the workers."""
 
-    def __init__(self, queue: SlabQueue | None) -> None:
-        """`queue`: this stage's input queue, used to release the references of dropped feeds."""
-        self._queue = queue
+    def __init__(self, queues: Sequence[SlabQueue]) -> None:
+        """`queues`: this stage's input queues, used to release the references of dropped feeds."""
+        self._queues = queues
         self._fed: dict[str, _Fed] = {}
         self._pending: list[AddressedFeed] = []
 
@@ -105,10 +106,10 @@ class FeedTracker:
         self._pending = [(owner, feed) for owner, feed in self._pending if owner != request_id]
 
     def _drop(self, feed: RowsFeed) -> None:
-        if feed.payload is not None and isinstance(feed.payload.block, SharedBlock):
-            assert self._queue is not None
-            if self._queue.is_open(feed.payload.block):  # otherwise its slot may have been reused
-                self._queue.finish_all(feed.payload.block)
+        if (block := feed.shared_block) is not None:
+            queue = self._queues[block.queue]
+            if queue.is_open(block):  # otherwise its slot may have been reused
+                queue.finish_all(block)
 
 
 # -- the worker's half
@@ -134,8 +135,8 @@ class RowOverlay(RowStore):
     Its own results are then meaningless, and `take_findings` reports it.
     """
 
-    def __init__(self, queue: QueueSpec | None, tensor_parallel_rank: int) -> None:
-        super().__init__(open_queue(queue), tensor_parallel_rank)
+    def __init__(self, queues: Sequence[QueueSpec], tensor_parallel_rank: int) -> None:
+        super().__init__(open_queues(queues), tensor_parallel_rank)
         self._upload = RowUpload()
         self._findings: dict[str, Corruption] = {}
 

@@ -301,7 +301,7 @@ class RowEmitter:
             slab = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=self._on_device)
         else:
             messages = [
-                layout.add(part, SharedBlock(slot.slot, slot.generation, portion))
+                layout.add(part, SharedBlock(slot.slot, slot.generation, portion, self._queue.number))
                 for portion, part in enumerate(parts)
             ]
             if layout.num_bytes > self._queue.slot_bytes:

@@ -41,7 +41,7 @@ from stages.runtime.stage_outputs import (
     hold_incomplete_blocks,
     step_findings,
 )
-from stages.runtime.stage_step import StageStep, TakenSlot, attach_step, open_queue, stage_config
+from stages.runtime.stage_step import StageStep, TakenSlot, attach_step, open_queue, open_queues, stage_config
 
 PROMPT_DELAY_S, MAX_PROMPT_DELAY_S = 0.002, 0.008
 """For the prompts of a stage that is not fed. They arrive from the server, which prepares them one by one."""
@@ -58,7 +58,7 @@ class StageScheduler(BatchingScheduler):
         config = stage_config(self.vllm_config)
         self._output_queue: SlabQueue | None = open_queue(config.output_queue)
         self._has_codes = config.num_predicted > 0
-        self._feeds = FeedTracker(open_queue(config.input_queue))
+        self._feeds = FeedTracker(open_queues(config.input_queues))
         self._senders: dict[str, float] = {}  # position behind the last row that is sent
         self._token_blocks: dict[str, TokenBlock] = {}
         self._findings: dict[str, Corruption] = {}  # requests to end with the next output
@@ -67,7 +67,7 @@ class StageScheduler(BatchingScheduler):
         self._grammar_watch = GrammarWatch()
         self._grammars: dict[str, WatchedGrammar | GrammarRefusedError] = {}
         self.structured_output_manager.executor = GrammarCompilers()
-        is_fed = config.input_queue is not None
+        is_fed = bool(config.input_queues)
         self.batching_delay = None if is_fed else BatchingDelay(PROMPT_DELAY_S, MAX_PROMPT_DELAY_S)
 
     # -- lifecycle of requests and feeds (both arrive as vLLM's ADD)

@@ -1,7 +1,7 @@
 """Shared by a stage's scheduler and its workers: config, queue ends, and the data that they exchange in a
 step, whichever vLLM runner computes it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,5 +96,10 @@ def stage_config(vllm_config: VllmConfig) -> StageRuntimeConfig:
 
 
 def open_queue(spec: QueueSpec | None) -> SlabQueue | None:
-    """Map this stage's end of an edge's queue. Returns None if the edge has no queue or sends rows inline."""
+    """Map a queue. Returns None if there is none, or if rows are sent inline."""
     return None if spec is None or spec.path is None else SlabQueue(spec)
+
+
+def open_queues(specs: Sequence[QueueSpec]) -> tuple[SlabQueue, ...]:
+    """Map the queues of all replicas of the producer. Returns none if rows are sent inline."""
+    return tuple(SlabQueue(spec) for spec in specs if spec.path is not None)

@@ -23,7 +23,7 @@ RECOVERY_TIMEOUT_S = 180.0
 ANSWER_TIMEOUT_S = 60.0
 HANG_TIMEOUT_S = 5.0
 
-_RUNS = re.compile(r"stage '(\w+)' runs (?:again, after [\d.]+ s, )?in process (\d+)$", re.MULTILINE)
+_RUNS = re.compile(r"stage '([\w/]+)' runs (?:again, after [\d.]+ s, )?in process (\d+)$", re.MULTILINE)
 
 
 def write_config(
@@ -32,9 +32,11 @@ def write_config(
     failing: bool,
     num_clients: int = 0,
     family: OmniFamily = QWEN2_5_OMNI,
+    replicas: int = 1,
     **supervision: Any,
 ) -> Path:
-    """The family's demo config with this supervision, and with the failing models where they are wanted.
+    """The family's demo config with this supervision, so many replicas of each stage, and with the failing
+    models where they are wanted.
 
     With `num_clients`, code2wav keeps the state of so many utterances, and of as many more that were left by
     their clients and wait for their place to be taken. An utterance without its state is computed from fewer
@@ -48,6 +50,9 @@ def write_config(
     if num_clients:
         code2wav = config["stages"]["code2wav"]
         code2wav["max_streams"] = max(2 * num_clients, code2wav["max_num_seqs"])
+    if replicas > 1:
+        for stage in config["stages"].values():
+            stage["replicas"] = replicas
     config["supervision"] = supervision
     path.write_text(yaml.safe_dump(config))
     return path
@@ -56,12 +61,14 @@ def write_config(
 class SupervisedServer(ServerProcess):
     """Beside what the parent class offers."""
 
+    @property
+    def engines(self) -> list[str]:
+        """The names of all replicas of all stages, as the log tells them."""
+        return list(dict.fromkeys(name for name, _ in _RUNS.findall(self.log)))
+
     def pid_of(self, stage: str) -> int:
         """As the log tells it; the last one counts."""
         return int(dict(_RUNS.findall(self.log))[stage])
-
-    def stages(self) -> list[str]:
-        return list(dict(_RUNS.findall(self.log)))
 
     def signal(self, stage: str, number: signal.Signals) -> None:
         os.kill(self.pid_of(stage), number)

@@ -311,7 +311,7 @@ def test_what_exceeds_the_queue_is_refused_and_the_rest_is_computed_in_order(ser
 def test_a_storm_of_requests_of_which_half_are_left_leaves_nothing_behind(served: Served) -> None:
     server = served.server
     body = ASKED | {"num_inference_steps": 2}
-    pids = {name: server.pid_of(name) for name in server.stages()} | {"server": server.process.pid}
+    pids = {name: server.pid_of(name) for name in server.engines} | {"server": server.process.pid}
 
     def stay(_: int) -> int:
         with server.client() as client:

@@ -64,7 +64,7 @@ def test_the_overlay_does_on_the_device_what_it_does_on_the_host(dtype: torch.dt
     """Prefill in chunks, decoding, tail rows and requests that are not fed, the device lagging behind all the
     time."""
     random = np.random.default_rng(0)
-    made = RowOverlay(None, 0)
+    made = RowOverlay((), 0)
     for number, name in enumerate("abcdef"):
         made.feed(name, RowsFeed(payload(0, numbered(0, 30) + 1000 * number, tail=TAIL)))
         made.feed(name, RowsFeed(final_length=30))
@@ -95,7 +95,7 @@ def test_rows_leave_as_they_were_when_the_step_was_computed() -> None:
         emitter = RowEmitter(FakeProducer(), spec, CUDA)
         for name in "ab":
             emitter.add(name, RowsOutput(voice="Ada"), [1, 2], frozenset(), None)
-        overlay = RowOverlay(spec, 0)
+        overlay = RowOverlay((spec,), 0)
         hidden, embeds = torch.zeros(4, WIDTH, device=CUDA), torch.zeros(4, WIDTH, device=CUDA)
         pending = []
         for step, parts in enumerate(

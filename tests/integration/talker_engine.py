@@ -60,7 +60,7 @@ class Talker:
             dtype="float32",
         )
         queue = QueueSpec(capacity=1, path=None, slot_bytes=0, max_portions=8, num_consumers=1)
-        runtime = StageRuntimeConfig(str(model_dir), input_queue=queue, num_predicted=15)
+        runtime = StageRuntimeConfig(str(model_dir), input_queues=(queue,), num_predicted=15)
         arguments = ar_engine_args(
             model_dir, stage, runtime, platform="cpu", load_format="auto", hf_overrides=talker_config
         )

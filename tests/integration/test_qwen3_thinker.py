@@ -246,8 +246,8 @@ async def answer(handle: ArHandle, ids: SpecialIds, case: Case, name: str, num_t
     if prompt.text.has_media:
         add_rows(params, RowsOutput(voice=case.voice, spans=prompt.text.spans))
     outbox = Outbox()
-    feeder = TextRowFeeder(outbox, prompt.text, is_limited=False)  # type: ignore[arg-type]
-    feeder.connect("talker")
+    feeder = TextRowFeeder(outbox.drop, prompt.text, is_limited=False)
+    feeder.connect(outbox, "talker")  # type: ignore[arg-type]
     payloads: list[RowsPayload] = []
 
     def take(payload: RowsPayload) -> None:
@@ -338,7 +338,7 @@ async def test_the_talker_is_fed_what_the_reference_gives_its_own(
     wanted = hf.run(CASES[name], NUM_TOKENS[name], ids.im_end)
     assert list(given.token_ids) == wanted.token_ids
     assert given.reply == wanted.reply
-    store = RowStore(None, 0)
+    store = RowStore((), 0)
     store.use_table(hf.table)
     store.announce("r", RowsInput(num_replaced=given.prompt.num_replaced))
     for feed in given.feeds:

@@ -20,7 +20,7 @@ def census(server: SupervisedServer, client: httpx2.Client) -> Census:
     """Of a server that does nothing: running requests, places of --max-queue, KV blocks, slots and blocks of
     the queue, tasks of the event loop, processes, file descriptors, threads and shared memory."""
     counted = server.baseline(client) | {"tasks of the event loop": samples(client)["omni_event_loop_tasks"]}
-    for stage in server.stages():
+    for stage in server.engines:
         process = Path(f"/proc/{server.pid_of(stage)}")
         counted[f"{_FILES} of {stage}"] = len(list((process / "fd").iterdir()))
         counted[_THREADS + stage] = len(list((process / "task").iterdir()))

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from tests.faults.supervised_server import STAGES, SupervisedServer
+from tests.faults.supervised_server import SupervisedServer
 
 MIB = 2**20
 SETTLED_S = 90.0
@@ -18,7 +18,7 @@ NUM_PARTS = 5
 
 @dataclass
 class Life:
-    """One process, of the server or of a stage."""
+    """One process, of the server or of a stage's replica."""
 
     role: str
     pid: int
@@ -78,7 +78,7 @@ class MemoryWatch:
         server, now = self._server, time.monotonic()
         for role, pid in [
             ("server", server.process.pid),
-            *((stage, server.pid_of(stage)) for stage in STAGES),
+            *((engine, server.pid_of(engine)) for engine in server.engines),
         ]:
             life = self.lives.setdefault(pid, Life(role, pid, now))
             if now - life.began < self._settled_s:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from tests.faults.supervised_server import RECOVERY_TIMEOUT_S, STAGES, SupervisedServer
+from tests.faults.supervised_server import RECOVERY_TIMEOUT_S, SupervisedServer
 from tests.integration.server_process import wait_until
 from tests.load.answers import Answer
 from tests.load.asks import bad_asks
@@ -51,7 +51,7 @@ class SoakResult:
     tally: Tally
     lives: list[Life]
     kills: list[str]
-    """The stages, in order."""
+    """The stages, or their replicas, in order."""
     leaked: dict[str, tuple[float, float]]
     """What was before and is after, where it differs."""
     changed: list[str]
@@ -59,6 +59,7 @@ class SoakResult:
     filled_s: float | None = None
     """When the caches of the killed engines' successors were full, in seconds since the beginning; None if
     they were not filled."""
+    engines: tuple[str, ...] = ("thinker", "talker", "code2wav")
 
     def judged_lives(self) -> list[Life]:
         """Of each role the last process, from when its caches were full: before the run, or in the middle of
@@ -152,7 +153,7 @@ async def soak(
         leaked = await asyncio.to_thread(leaks, server, client, before)
     differing = await changed(port, wanted, plan.concurrency)
     lives = [life for life in watch.lives.values() if life.rss]
-    return SoakResult(load.tally, lives, killer.killed, leaked, differing, filled_s)
+    return SoakResult(load.tally, lives, killer.killed, leaked, differing, filled_s, tuple(server.engines))
 
 
 async def _sample(watch: MemoryWatch, plan: SoakPlan, done: asyncio.Event) -> None:
@@ -196,11 +197,12 @@ class _Killer:
     def run(self) -> None:
         if self._every_s is None:
             return
+        engines = self._server.engines
         with self._server.client() as client:
             while time.monotonic() + (pause_s := self._every_s * self._chance.uniform(0.5, 1)) < self._end:
                 if self._stopped.wait(pause_s):
                     return
-                self._kill(client, STAGES[len(self.killed) % len(STAGES)])
+                self._kill(client, engines[len(self.killed) % len(engines)])
 
     def _kill(self, client: httpx2.Client, stage: str) -> None:
         self._faults.spans.append((time.monotonic(), float("inf")))

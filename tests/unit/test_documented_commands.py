@@ -65,6 +65,9 @@ SINGLE = {
     ("docs/faq.md", "from omni_server import Omni"): (
         "tests/integration/test_quickstart.py::test_the_python_api_works_as_the_page_says"
     ),
+    ("docs/scaling.md", "omni-server replicas list"): (
+        "tests/unit/cli/test_replicas.py::test_a_replica_is_replaced"
+    ),
     ("docs/configuration.md", ".venv/bin/omni-server config show"): (
         "tests/unit/test_documented_commands.py::test_commands_about_configs_work"
     ),

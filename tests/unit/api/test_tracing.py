@@ -22,7 +22,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.server import run_server
 from omni_server.api.state import ServerState
 from omni_server.api.tracing import open_tracer
-from omni_server.errors import ConfigError, InvalidRequestError, StageError
+from omni_server.errors import ConfigError, InvalidRequestError, StageDeadError, StageError
 from omni_server.types import Finished, StageTimes, WindowTimes
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import SPEECH, URL, chat, error_of, http_client, post
@@ -130,6 +130,34 @@ async def test_spoken_answer_has_a_span_for_each_stage_in_the_callers_trace(
     assert code2wav["omni.windows"] == 3
     assert code2wav["omni.audio_seconds"] == pytest.approx(7001 / 24_000)
     assert collector.resource["service.name"] == "omni-server"
+
+
+async def test_replicas_are_told_beside_the_names_of_their_stages(
+    collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "omni_server.api.access_log")
+    times = {
+        "thinker": StageTimes(0.0, 0.1, 0.4),
+        "talker": StageTimes(0.15, 0.2, 0.5, replica=1),
+        "code2wav": StageTimes(0.3, 0.4, 0.4, replica=0),
+    }
+    script = [*speech_script()[:-1], Finished("stop", finished(codec_tokens=5).usage, times)]
+    async with traced(collector, FakeGenerator(script=script)) as app:
+        assert (await post(app, chat(SAID, **SPEECH))).status_code == 200
+    stages = {span.name: attributes(span) for span in collector.spans if not span.name.startswith("POST")}
+    assert list(stages) == list(times)
+    assert [stage.get("omni.replica") for stage in stages.values()] == [None, 1, 0]
+    (fields,) = [record.msg.fields() for record in caplog.records if isinstance(record.msg, RequestLine)]
+    assert "thinker_replica" not in fields
+    assert (fields["talker_replica"], fields["code2wav_replica"]) == (1, 0)
+
+
+async def test_the_replica_that_failed_is_told(collector: Collector) -> None:
+    failing = FakeGenerator(script=[StageDeadError("talker/1", "its engine process was killed (SIGKILL)")])
+    async with traced(collector, failing) as app:
+        assert (await post(app, chat(SAID, **SPEECH))).status_code == 503
+    (stage,) = [attributes(span) for span in collector.spans if not span.name.startswith("POST")]
+    assert (stage["omni.stage"], stage["omni.replica"]) == ("talker", 1)
 
 
 async def test_stages_are_named_as_the_config_names_them(

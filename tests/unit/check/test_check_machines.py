@@ -9,6 +9,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import yaml
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -160,6 +161,26 @@ def test_too_little_shared_memory_is_told(check: Check, whole: Path, monkeypatch
     error = the_error(check(whole, *CPU))
     assert error.startswith("shared memory: the queues need ")
     assert "docker run --shm-size" in error
+
+
+def test_each_replica_counts_on_its_device_and_has_a_queue(
+    check: Check, seven_b: Path, tmp_path: Path, with_gpus: Callable[..., None]
+) -> None:
+    file = tmp_path / "replicas.yaml"
+    shipped = yaml.safe_load(find_shipped_config("qwen2_5_omni").read_text())
+    shipped["stages"]["thinker"] |= {"replicas": 2, "devices": [0, 1]}
+    file.write_text(yaml.safe_dump(shipped, sort_keys=False))
+    with_gpus(gpu(0), gpu(1, free=20 * GB))
+
+    alone = check(seven_b, *GPU_7B)[1]
+    code, report = check(seven_b, *GPU_7B[:-1], str(file))
+    assert code == 2
+    assert [stage["name"] for stage in report["stages"]] == ["thinker/0", "thinker/1", "talker", "code2wav"]
+    assert [stage["devices"] for stage in report["stages"]] == [[0], [1], [0], [0]]
+    assert report["shared_memory_needed"] == 2 * alone["shared_memory_needed"]
+    (error,) = (error for error in errors(report) if error.startswith("memory: "))
+    assert error.startswith("memory: the stages ask for ")
+    assert error.endswith("lower gpu_memory_utilization of thinker/1")
 
 
 def test_a_machine_on_which_shared_memory_has_no_order_is_told(

@@ -27,9 +27,13 @@ FOUND_80, FOUND_141 = 79.1, 139.8
 ON_GPUS = {
     "qwen2_5_omni": ("7b", [FOUND_80]),
     "qwen2_5_omni.2gpu": ("7b", [39.5, 39.5]),
+    "qwen2_5_omni.4gpu": ("7b", [FOUND_80] * 4),
+    "qwen2_5_omni.8gpu": ("7b", [FOUND_80] * 8),
     "qwen3_omni": ("30b", [FOUND_141]),
     "qwen3_omni.80gb": ("30b", [FOUND_80]),
     "qwen3_omni.2gpu": ("30b", [FOUND_80, FOUND_80]),
+    "qwen3_omni.4gpu": ("30b", [FOUND_80] * 4),
+    "qwen3_omni.8gpu": ("30b", [FOUND_80] * 8),
     "diffusers": ("qwen-image", [FOUND_80]),
 }
 """Model, and GiB of each GPU."""

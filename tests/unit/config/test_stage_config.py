@@ -110,6 +110,38 @@ def test_one_device_per_rank_is_accepted() -> None:
     assert StageConfig.model_validate(document).stages["thinker"].devices == (1, 2)
 
 
+def test_devices_are_dealt_out_to_the_replicas() -> None:
+    document = deployment_with("stages.thinker.devices", [2, 3, 4, 5])
+    document["stages"]["thinker"] |= {"replicas": 2, "tensor_parallel_size": 2}
+
+    thinker = StageConfig.model_validate(document).stages["thinker"]
+    assert [thinker.devices_of(replica) for replica in range(2)] == [(2, 3), (4, 5)]
+
+
+def test_replicas_share_the_devices_of_one() -> None:
+    document = deployment_with("stages.thinker.gpu_memory_utilization", 0.3)
+    document["stages"]["thinker"]["replicas"] = 2
+
+    thinker = StageConfig.model_validate(document).stages["thinker"]
+    assert [thinker.devices_of(replica) for replica in range(2)] == [(0,), (0,)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "devices", "problem"),
+    [
+        (1, [0, 1], "devices names 2 devices for 3 replicas: name 3, or 1 that all replicas share"),
+        (2, [0, 1, 2], "devices names 3 devices for 3 replicas with 2 ranks each: name 6, or 2 that all"),
+    ],
+)
+def test_a_device_count_that_does_not_match_the_replicas_is_refused(
+    ranks: int, devices: list[int], problem: str
+) -> None:
+    document = deployment_with("stages.thinker.devices", devices)
+    document["stages"]["thinker"] |= {"replicas": 3, "tensor_parallel_size": ranks}
+
+    assert refusal(document).startswith(problem)
+
+
 def test_two_stages_of_one_role_are_refused() -> None:
     assert (
         refusal(deployment_with("stages.second", deployment()["stages"]["talker"]))
@@ -171,7 +203,7 @@ def test_options_of_one_family_are_unknown_to_another() -> None:
             "vocoder": {"max_model_len": 64, "solver": {"num_steps": 10}},
         },
     }
-    assert refusal(document).startswith("unknown key; known are model_stage, devices")
+    assert refusal(document).startswith("unknown key; known are model_stage, replicas, devices")
     del document["stages"]["vocoder"]["solver"]  # type: ignore[index]
     document["edges"] = [{"from": "speaker", "to": "vocoder", "chunks": {"vocoder_margin_frames": 20}}]
     assert refusal(document).startswith("unknown key; known are mode, carry")
@@ -406,6 +438,17 @@ def test_memory_shares_beyond_one_device_are_refused_with_the_sum() -> None:
         "gpu_memory_utilization on device 0 sums to 1.00 (thinker 0.7 + talker 0.2 + code2wav 0.1); at most 0.95 "
         "is possible: lower one or move a stage"
     )
+
+
+def test_memory_shares_count_for_each_replica() -> None:
+    document = deployment_with("stages.talker.replicas", 2)
+
+    assert refusal(document) == (
+        "gpu_memory_utilization on device 0 sums to 1.00 (thinker 0.5 + talker 0.2 + talker 0.2 + code2wav 0.1); "
+        "at most 0.95 is possible: lower one or move a stage"
+    )
+    document["stages"]["talker"]["devices"] = [0, 1]
+    StageConfig.model_validate(document)
 
 
 def test_memory_shares_count_for_each_device_alone() -> None:

@@ -31,7 +31,7 @@ def key(model_dir: Path, name: str, start: int) -> str:
     runtime = (
         msgspec.structs.replace(runtime, row_producer="package.module:Producer", output_queue=queue)
         if name == "thinker"
-        else msgspec.structs.replace(runtime, input_queue=queue)
+        else msgspec.structs.replace(runtime, input_queues=(queue,))
     )
     arguments = ar_engine_args(
         model_dir, stage, runtime, platform="cpu", load_format="dummy", hf_overrides=FAMILY.hf_overrides(name)

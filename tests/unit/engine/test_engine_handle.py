@@ -60,6 +60,7 @@ def handle(num_active: int = 0) -> EngineHandle[AsyncLLM]:
     """Of an engine that is up."""
     one: EngineHandle[AsyncLLM] = EngineHandle("talker", build)
     one.attach(built(num_active))
+    one.num_requests = num_active
     return one
 
 
@@ -144,7 +145,7 @@ async def test_blocks_that_an_engine_held_end_with_it(tmp_path: Path) -> None:
     ledgers = [BlockLedger(queue) for queue in queues]
     handles = []
     for ledger, queue in zip(ledgers, queues, strict=True):
-        one = ArHandle("talker", build, input_ledger=ledger)
+        one = ArHandle("talker", build, input_ledgers=(ledger,))
         one.attach(cast(BuiltEngine[StageAsyncLLM], built()))
         handles.append(one)
         taken = queue.take()
@@ -152,7 +153,7 @@ async def test_blocks_that_an_engine_held_end_with_it(tmp_path: Path) -> None:
         queue.publish(*taken, 1)
         block = SharedBlock(*taken, 0)
         ledger.received(block)
-        ledger.sent(block)
+        ledger.sent(block, 0)
     await handles[0].kill("it was killed")
     assert [queue.num_in_use() for queue in queues] == [0, 1]
     for queue in queues:

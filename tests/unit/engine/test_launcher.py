@@ -51,7 +51,7 @@ def builder_in(folder: Path, mps: object = None) -> EngineBuilder:
         folder,
         CONFIG,
         cast(ModelFamily, family),
-        queues={("thinker", "talker"): QueueSpec(4, None, 64, 8, 1)},
+        queues={("thinker", "talker"): (QueueSpec(4, None, 64, 8, 1),)},
         temp=cast(TempFolder, temp),
         mps=cast(MpsDaemon, mps),
         load_format="dummy",

@@ -49,6 +49,17 @@ def test_a_stage_is_throttled_only_where_it_shares_a_device_with_the_decoder() -
     assert throttled(config("thinker", "talker", devices={"thinker": [1]})) == {"talker"}
 
 
+def test_a_replica_is_throttled_only_where_it_shares_a_device_with_a_decoder() -> None:
+    content = deployment() | {"platform": "cuda", "mps": "off"}
+    content["stages"]["talker"] |= {
+        "devices": [0, 1, 2],
+        "replicas": 3,
+        "step_interval_per_stream_ms": INTERVAL_MS,
+    }
+    content["stages"]["code2wav"] |= {"devices": [1, 2], "replicas": 2}
+    assert throttled(StageConfig.model_validate(content)) == {"talker/1", "talker/2"}
+
+
 def test_one_device_of_several_is_enough() -> None:
     ranks = deployment()
     ranks["stages"]["thinker"] |= {

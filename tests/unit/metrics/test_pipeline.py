@@ -98,6 +98,25 @@ def test_the_warm_up_is_forgotten() -> None:
     assert set(ended(stage).values()) == {0.0}
 
 
+def test_replicas_have_labels_of_their_own_and_a_stage_without_has_the_same_as_ever() -> None:
+    text = pipeline_text(
+        "org/omni",
+        {"thinker": ArStageMetrics(), "talker/0": ArStageMetrics(), "talker/1": ArStageMetrics()},
+        {"thinker": 3, "talker/1": 2},
+        {("thinker", "talker"): QueueLevel(8, 5, 70), ("talker/1", "other"): QueueLevel(8, 4, 60)},
+        {"thinker": StageLevel(is_up=True, num_restarts=0), "talker/1": StageLevel(True, 3, {"rows": 1})},
+    ).decode()
+    lines = text.splitlines()
+    assert 'omni_active_requests{stage="thinker"} 3.0' in lines
+    assert 'omni_active_requests{replica="1",stage="talker"} 2.0' in lines
+    assert 'omni_stage_restarts_total{replica="1",stage="talker"} 3.0' in lines
+    assert 'omni_corrupt_data_total{kind="rows",replica="1",stage="talker"} 1.0' in lines
+    assert 'omni_shared_memory_slots_in_use{from_stage="thinker",to_stage="talker"} 5.0' in lines
+    assert 'omni_shared_memory_slots_in_use{from_stage="talker",replica="1",to_stage="other"} 4.0' in lines
+    assert 'vllm:num_requests_running{engine="0",model_name="org/omni",stage="thinker"} 0.0' in lines
+    assert 'vllm:num_requests_running{engine="1",model_name="org/omni",stage="talker"} 0.0' in lines
+
+
 def test_levels_of_stages_and_queues_are_told() -> None:
     thinker, talker = ArStageMetrics(), ArStageMetrics()
     thinker.reported(num_running=2, num_waiting=1, kv_cache_usage=0.5)

@@ -16,20 +16,21 @@ from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.async_engine import RowSink
 from omni_server.engine.diffusion_handle import DiffusionHandle
-from omni_server.engine.engine_handle import EngineLife
+from omni_server.engine.engine_handle import EngineHandle, EngineLife, Stage
 from omni_server.engine.feed_outbox import FeedOutbox
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.errors import CorruptDataError
 from omni_server.family import CodecLayout, TextRows
-from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.request_graph import ArTask, AudioTask, RequestGraph, TextOutput
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
-from omni_server.orchestrator.speech_scheduler import SpeechScheduler
+from omni_server.orchestrator.speech_decoding import SpeechDecoding
+from omni_server.orchestrator.speech_scheduler import ComingStreams, SpeechScheduler
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.images import StageEvent
 from omni_server.protocol.rows import AddressedFeed, RowsFeed, RowsPayload, Segment, SharedBlock
+from omni_server.replica_name import split_replica_name
 from omni_server.types import FinishReason, OmniEvent, PromptTokens, SampledToken
 
 PROMPT_IDS = (11, 12, 13)
@@ -92,13 +93,29 @@ class FakeStream:
         self.num_closed += 1
 
 
-class FakeArStage:
-    """Stands for `ArHandle`."""
+class FakeEngine:
+    """Stands for an `EngineHandle`."""
 
-    num_active = 0
+    leave = EngineHandle.leave
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.stage, number = split_replica_name(name)
+        self.number = int(number or 0)
+        self.num_requests = 0
+        self.is_draining = False
+        self.life = EngineLife(name)
+
+    @property
+    def is_dead(self) -> bool:
+        return self.life.reason is not None
+
+
+class FakeArStage(FakeEngine):
+    """Stands for `ArHandle`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
         self.streams: list[FakeStream] = []
         self.messages: list[Sequence[AddressedFeed]] = []
         self.open_error: Exception | None = None
@@ -107,13 +124,8 @@ class FakeArStage:
         self.feed_error: Exception | None = None
         self.prompts: list[RenderedPrompt | tuple[int, ...]] = []
         self.params: list[SamplingParams] = []
-        self.life = EngineLife(name)
         self.dropped: list[SharedBlock] = []
         self.outbox = FeedOutbox(self.feed, self.dropped.append)
-
-    @property
-    def is_dead(self) -> bool:
-        return self.life.reason is not None
 
     @property
     def stream(self) -> FakeStream:
@@ -151,14 +163,11 @@ def sound_of(*codes: int) -> npt.NDArray[np.float32]:
     return np.repeat(np.array(codes, np.float32) / 1000, SAMPLES_PER_CODE)
 
 
-class FakeCode2Wav:
+class FakeCode2Wav(FakeEngine):
     """Stands for `DiffusionHandle`. A window sounds like its codes."""
 
-    num_active = 0
-
     def __init__(self, name: str = "code2wav") -> None:
-        self.name = name
-        self.life = EngineLife(self.name)
+        super().__init__(name)
         self.request_ids: list[str] = []
         self.running = 0
         self.gate = asyncio.Event()
@@ -167,10 +176,6 @@ class FakeCode2Wav:
         self.num_missing = 0
         self.sound: npt.NDArray[np.float32] | None = None
         """Of every window, whatever its codes."""
-
-    @property
-    def is_dead(self) -> bool:
-        return self.life.reason is not None
 
     async def run(
         self,
@@ -270,20 +275,14 @@ class Stages:
         graph, speaker = RequestGraph("request"), None
         if speech:
             graph.audio = AudioTask(
-                graph,
-                "talker",
-                decoder=Decoder((cast(DiffusionHandle, self.code2wav),)),
-                edge=self.edge,
-                scheduler=SpeechScheduler(ChunkPlan(), CodecLayout(CODES_PER_WINDOW, SAMPLES_PER_CODE)),
-                layout=CodecLayout(CODES_PER_OUTPUT, SAMPLES_PER_CODE),
-                frames=frames,
-                stop_ids=(STOP_CODE,),
+                graph, "talker", decoding=self.decoding(frames), edge=self.edge, stop_ids=(STOP_CODE,)
             )
-            talker, talker_prompt = cast(ArHandle, self.talker), (8,) * NUM_PROMPT + (6, 7)
+            talker = Stage("talker", [cast(ArHandle, self.talker)])
+            talker_prompt = (8,) * NUM_PROMPT + (6, 7)
             is_limited = detokenize is not None
-            feeder = RowFeeder(self.talker.outbox, num_first_rows=FIRST_GENERATED, is_limited=is_limited)
+            feeder = RowFeeder(self.talker.outbox.drop, num_first_rows=FIRST_GENERATED, is_limited=is_limited)
             if text_rows is not None:
-                feeder = TextRowFeeder(self.talker.outbox, text_rows, is_limited=is_limited)
+                feeder = TextRowFeeder(self.talker.outbox.drop, text_rows, is_limited=is_limited)
                 talker_prompt = (8,) * (len(text_rows.row_ids) + 1)
             graph.add(graph.audio)
             speaker = graph.add(
@@ -297,8 +296,9 @@ class Stages:
             tool_parser=tool_parser,
             speaker=speaker,
         )
-        thinker = cast(ArHandle, self.thinker)
-        graph.add(ArTask(graph, thinker, prompt, SamplingParams(), graph.text, speaker=speaker))
+        thinker = Stage("thinker", [cast(ArHandle, self.thinker)])
+        entry = graph.choose(thinker)
+        graph.add(ArTask(graph, thinker, prompt, SamplingParams(), graph.text, speaker=speaker, handle=entry))
         run = RequestRun(
             graph,
             prompt=PromptTokens(NUM_PROMPT, NUM_PROMPT, 0, 0, 0),
@@ -309,6 +309,19 @@ class Stages:
         )
         run.start()
         return run
+
+    def decoding(self, frames: TokenFrames) -> SpeechDecoding:
+        coming, plan = ComingStreams(), ChunkPlan()
+        scheduler = SpeechScheduler(plan, CodecLayout(CODES_PER_WINDOW, SAMPLES_PER_CODE), coming)
+        return SpeechDecoding(
+            stages=(Stage("code2wav", [cast(DiffusionHandle, self.code2wav)]),),
+            factory=lambda *_, **__: self.edge,
+            chunks=plan,
+            layout=CodecLayout(CODES_PER_OUTPUT, SAMPLES_PER_CODE),
+            frames=frames,
+            schedulers={"code2wav": scheduler},
+            coming=coming,
+        )
 
     def rows(self, *, num_generated: int) -> None:
         """The rows of one step, as the thinker's client delivers them."""
@@ -346,6 +359,7 @@ class Stages:
             all(stream.num_closed == 1 for stream in streams)
             and passed_on == self.blocks
             and self.code2wav.running == 0
+            and [one.num_requests for one in (self.thinker, self.talker, self.code2wav)] == [0, 0, 0]
             and len(self.thinker.prompts) <= 1
             and self.ended == ["request"]
         )

@@ -15,7 +15,7 @@ from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import EngineLife
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.request_timeline import RequestTimeline
-from omni_server.orchestrator.speech_scheduler import SpeechScheduler
+from omni_server.orchestrator.speech_scheduler import ComingStreams, SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.protocol.images import StageEvent
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta
@@ -63,7 +63,7 @@ class SimulatedCode2Wav:
     the stream."""
 
     def __init__(self, *, step_s: float = 0.0, code_s: float = 0.0, max_codes: int = 2048) -> None:
-        self.name = "code2wav"
+        self.name = self.stage = "code2wav"
         self.life = EngineLife(self.name)
         self.calls: list[Call] = []
         self.computed: list[str] = []
@@ -178,7 +178,7 @@ class Simulation:
         carry = pacing.max_outstanding_windows in (None, 1)
         given = {} if plan is None else plan.model_dump()
         self._plan = Code2WavChunks.model_validate(given | {"pacing": pacing, "carry": carry})
-        self.scheduler = SpeechScheduler(self._plan, LAYOUT, clock=clock)
+        self.scheduler = SpeechScheduler(self._plan, LAYOUT, ComingStreams(), clock=clock)
 
     def utterance(self, name: str) -> Utterance:
         pieces: list[tuple[float, AudioDelta]] = []

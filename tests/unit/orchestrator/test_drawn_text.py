@@ -123,12 +123,13 @@ async def test_an_image_that_cannot_be_drawn_is_refused_before_anything_is_writt
     assert chain.writer.streams == []
 
 
-async def test_a_painter_that_dies_while_the_text_is_written_ends_the_request() -> None:
+async def test_a_painter_that_is_down_when_the_text_is_written_ends_the_request() -> None:
     chain = Chain()
     run = await chain.orchestrator.submit(request(ImageOutput()))
     events = asyncio.create_task(collected(run))
     await settle()
     chain.painter.life.went_down("killed")
+    chain.writer.stream.send(256, text="A boat", finish="stop")
     with pytest.raises(StageDeadError, match="painter"):
         await events
     assert chain.writer.stream.num_closed == 1

@@ -15,7 +15,7 @@ import pytest
 from omni_server.config.pipeline import EdgeSpec, Pipeline, StageSpec, Tensor
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.diffusion_handle import DiffusionHandle
-from omni_server.engine.engine_handle import EngineLife, Stage
+from omni_server.engine.engine_handle import Stage
 from omni_server.errors import (
     CorruptDataError,
     DeadlineExceededError,
@@ -32,18 +32,17 @@ from omni_server.protocol.images import StageEvent
 from omni_server.types import ChatMessage, Finished, OmniRequest, TextPart
 from tests.toy_families import image_only
 from tests.toy_families.image_only import ImageInput, ImageModel
-from tests.unit.orchestrator.fake_stages import collected, settle
+from tests.unit.orchestrator.fake_stages import FakeEngine, collected, settle
 
 SMALL, WIDE = ImageModel.image_sizes
 LADDER = np.linspace(0, 1, 32 * 32 * 3, dtype=np.float32).reshape(32, 32, 3)
 
 
-class FakePainter:
+class FakePainter(FakeEngine):
     """Stands for `DiffusionHandle`."""
 
     def __init__(self, name: str, result: npt.NDArray[np.float32]) -> None:
-        self.name = name
-        self.life = EngineLife(name)
+        super().__init__(name)
         self.result = result
         self.error: OmniError | None = None
         self.gate = asyncio.Event()
@@ -52,10 +51,6 @@ class FakePainter:
         self.payloads: list[bytes] = []
         self.num_tokens: list[int] = []
         self.num_active = 0
-
-    @property
-    def is_dead(self) -> bool:
-        return self.life.reason is not None
 
     async def run(
         self,

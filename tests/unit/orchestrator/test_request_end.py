@@ -273,8 +273,9 @@ async def test_rows_that_cannot_be_sent_are_dropped() -> None:
 # -- a stage that goes down
 
 
-@pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
-@pytest.mark.parametrize("tokens", [0, 2])
+@pytest.mark.parametrize(
+    ("stage", "tokens"), [("thinker", 0), ("thinker", 2), ("talker", 2), ("code2wav", 2)]
+)
 async def test_a_stage_that_goes_down_ends_a_spoken_request_at_once_whatever_it_waits_for(
     stage: str, tokens: int
 ) -> None:
@@ -326,7 +327,22 @@ async def test_a_request_that_comes_to_its_talker_while_that_is_down_fails() -> 
     stages = Stages()
     stages.talker.life.went_down("its engine process was killed")
     events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    stages.token(0)
     await fails_with(events, StageDeadError, "stage 'talker': its engine process was killed")
+    assert stages.is_released()
+
+
+async def test_stages_that_are_up_again_when_they_are_needed_fail_nothing() -> None:
+    stages = Stages()
+    events = asyncio.create_task(collected(stages.run()))
+    await settle()
+    for one in (stages.talker, stages.code2wav):
+        one.life.went_down("its engine process was killed")
+        one.life.came_up()
+    await write(stages, 3)
+    stages.talker.stream.send(1, 2, STOP_CODE, finish="stop")
+    assert kinds(await asyncio.wait_for(events, 5))[-1] == "Finished"
     assert stages.is_released()
 
 

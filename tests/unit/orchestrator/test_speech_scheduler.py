@@ -14,6 +14,7 @@ from omni_server.orchestrator.speech_scheduler import (
     MIN_RECHECK_S,
     NUM_DEVIATIONS,
     CodecRateEstimator,
+    ComingStreams,
     LeadLimiter,
     PlayoutBuffer,
     SpeechScheduler,
@@ -255,7 +256,7 @@ class Listener:
 
 def new_scheduler(max_start_delay_s: float = 2.0) -> SpeechScheduler:
     pacing = PacingConfig(max_start_delay_s=max_start_delay_s)
-    return SpeechScheduler(PLAYED.model_copy(update={"pacing": pacing}), LAYOUT, clock=clock)
+    return SpeechScheduler(PLAYED.model_copy(update={"pacing": pacing}), LAYOUT, ComingStreams(), clock=clock)
 
 
 def test_a_stream_is_heard_at_once_where_all_is_fast() -> None:
@@ -317,7 +318,7 @@ def test_a_held_stream_is_not_looked_at_all_the_time() -> None:
 
     async def work() -> None:
         with ExitStack() as stack:
-            stream = Listener(SpeechScheduler(PLAYED, LAYOUT, clock=watched), stack)
+            stream = Listener(SpeechScheduler(PLAYED, LAYOUT, ComingStreams(), clock=watched), stack)
             stream.buffer.push(BLOCK * 20)
             stream.buffer.finish()
             stream.buffer.window_sent()

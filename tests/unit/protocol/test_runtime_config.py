@@ -14,7 +14,7 @@ AR = StageRuntimeConfig(
     model_dir="/models/one",
     row_producer="package.module:Producer",
     output_queue=QUEUE,
-    input_queue=QUEUE,
+    input_queues=(QUEUE,),
     progress=ProgressSpec("thinker", "socket-1"),
     step_throttle=StepThrottleSpec("socket-1", 0.00021, 64),
 )
@@ -31,7 +31,7 @@ DIFFUSION = DiffusionRuntimeConfig(
     "change",
     [
         {"output_queue": msgspec.structs.replace(QUEUE, path="/dev/shm/queue-2")},
-        {"input_queue": msgspec.structs.replace(QUEUE, path="/dev/shm/queue-2")},
+        {"input_queues": (msgspec.structs.replace(QUEUE, path="/dev/shm/queue-2"),)},
         {"progress": ProgressSpec("thinker", "socket-2")},
         {"step_throttle": StepThrottleSpec("socket-2", 0.0003, 32)},
         {"step_throttle": None},

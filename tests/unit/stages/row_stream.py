@@ -148,7 +148,7 @@ class Received:
     """One request in a store of its own, as seen by the consumer."""
 
     def __init__(self, queue: SlabQueue | None = None, consumer: int = 0) -> None:
-        self.store = RowStore(queue, consumer)
+        self.store = RowStore(() if queue is None else (queue,), consumer)
         self.store.announce("r", RowsInput(num_replaced=0))
 
     def add(self, feed: RowsFeed) -> None:

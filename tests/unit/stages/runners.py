@@ -63,7 +63,7 @@ SENDING = StageRuntimeConfig(model_dir="", row_producer=f"{__name__}:SumProducer
 SENDING_LAYER = StageRuntimeConfig(
     model_dir="", row_producer=f"{__name__}:LayerProducer", output_queue=INLINE
 )
-LOOKING_UP = StageRuntimeConfig(model_dir="", input_queue=INLINE, row_table=True)
+LOOKING_UP = StageRuntimeConfig(model_dir="", input_queues=(INLINE,), row_table=True)
 
 
 class AsyncOutput(AsyncModelRunnerOutput):

@@ -102,7 +102,7 @@ def make_scheduler(
         kv_transfer_config=kv_transfer_config,
         additional_config=StageRuntimeConfig(
             model_dir=str(folder),
-            input_queue=input_queue,
+            input_queues=() if input_queue is None else (input_queue,),
             output_queue=output_queue,
             num_predicted=num_predicted,
         ),

@@ -37,7 +37,7 @@ from stages.runtime.predictor_graphs import PredictorGraphs, Record
 from stages.runtime.stage_step import StageStep, attach_step
 from tests.unit.stages.runners import INLINE, SENDING, WIDTH, AsyncOutput, embedded
 
-FED = StageRuntimeConfig(model_dir="", input_queue=INLINE)
+FED = StageRuntimeConfig(model_dir="", input_queues=(INLINE,))
 
 
 class Model:

@@ -210,7 +210,7 @@ def test_a_stale_reference_is_refused(queue: SlabQueue) -> None:
 
 def test_a_reference_without_a_queue_is_refused(queue: SlabQueue) -> None:
     message = RowsFeed(in_shared_memory(queue, numbered(0, 3)))
-    with pytest.raises(ValueError, match="no input queue"):
+    with pytest.raises(ValueError, match="queue 0, which this stage does not have"):
         Received().add(message)
 
 
@@ -234,7 +234,7 @@ def test_any_cutting_gives_the_same_rows() -> None:
 def test_requests_do_not_mix_and_leave_nothing_behind() -> None:
     """Rows of many requests, interleaved, with requests that end and new ones that take their place."""
     random = np.random.default_rng(5)
-    store = RowStore(None, 0)
+    store = RowStore((), 0)
     have: dict[str, int] = {}
     offset: dict[str, float] = {}
     names = iter(range(10_000))
@@ -262,7 +262,7 @@ def test_requests_do_not_mix_and_leave_nothing_behind() -> None:
 
 
 def test_a_request_that_takes_the_place_of_another_starts_empty() -> None:
-    store = RowStore(None, 0)
+    store = RowStore((), 0)
     store.add("old", RowsFeed(payload(0, numbered(0, 5), tail=TAIL), final_length=5))
     store.remove("old")
     store.announce("new", RowsInput(num_replaced=0))

@@ -33,7 +33,7 @@ def embeddings(num_tokens: int, dtype: torch.dtype = torch.float32) -> torch.Ten
 
 
 def overlay(*requests: str, num_rows: int = 10, is_final: bool = True) -> RowOverlay:
-    made = RowOverlay(None, 0)
+    made = RowOverlay((), 0)
     for request_id in requests:
         made.feed(request_id, RowsFeed(payload(0, numbered(0, num_rows), tail=TAIL)))
         made.announce(request_id, RowsInput(num_replaced=NUM_REPLACED))
@@ -81,7 +81,7 @@ def test_requests_that_are_not_fed_and_padding_stay_as_they_are() -> None:
 
 
 def test_each_request_of_a_batch_gets_its_own_rows() -> None:
-    made = RowOverlay(None, 0)
+    made = RowOverlay((), 0)
     for request_id, start in (("a", 0), ("b", 500)):
         made.feed(request_id, RowsFeed(payload(0, numbered(0, 10) + start)))
         made.announce(request_id, RowsInput(num_replaced=NUM_REPLACED))
@@ -176,7 +176,7 @@ def test_what_was_found_of_a_request_goes_with_it() -> None:
 
 
 def test_rows_may_come_before_the_announcement() -> None:
-    made = RowOverlay(None, 0)
+    made = RowOverlay((), 0)
     made.feed("a", RowsFeed(payload(0, numbered(0, 10))))
     made.announce("a", RowsInput(num_replaced=NUM_REPLACED))
     embeds = embeddings(4)
@@ -198,7 +198,7 @@ def test_a_removed_request_holds_nothing_and_removing_an_unknown_one_is_harmless
 
 
 def test_positions_come_with_the_rows() -> None:
-    made = RowOverlay(None, 0)
+    made = RowOverlay((), 0)
     given = torch.tensor([[0, 0, 1], [0, 1, 1], [0, 2, 1]])
     made.feed("a", RowsFeed(payload(0, numbered(0, 3), positions=given, delta=-1)))
     positions = made.prompt_positions("a", 5)
@@ -210,7 +210,7 @@ def test_positions_come_with_the_rows() -> None:
 def test_each_rank_ends_its_own_reference() -> None:
     spec, queue = shared_queue(capacity=1, num_consumers=2)
     try:
-        ranks = [RowOverlay(spec, rank) for rank in range(2)]
+        ranks = [RowOverlay((spec,), rank) for rank in range(2)]
         feed = RowsFeed(in_shared_memory(queue, numbered(0, 3)))
         ranks[0].feed("a", feed)
         assert queue.num_in_use() == 1
@@ -248,7 +248,7 @@ def test_added_rows_that_have_not_come_are_told() -> None:
 
 def test_a_request_in_the_place_of_one_that_has_ended_gets_its_own_rows() -> None:
     """They lie where those lay that were used last."""
-    made = RowOverlay(None, 0)
+    made = RowOverlay((), 0)
     for start in (0, 500):
         made.feed("a", RowsFeed(payload(0, numbered(start, 10))))
         made.announce("a", RowsInput(num_replaced=NUM_REPLACED))

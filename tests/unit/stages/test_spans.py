@@ -74,7 +74,7 @@ def test_the_rows_of_media_arrive_at_the_consumers_positions(
 ) -> None:
     made, queue = producer
     spoken = sending(made)
-    store, position, next_row = RowStore(queue, 0), 0, 0
+    store, position, next_row = RowStore(() if queue is None else (queue,), 0), 0, 0
     store.use_table(torch.zeros(1, WIDTH))
     store.announce("r", RowsInput(num_replaced=0))
     for count in [*counts, 1, 1]:

@@ -30,7 +30,7 @@ def text(first: int, *token_ids: int) -> TextSegment:
 
 
 def store(table: torch.Tensor = TABLE) -> RowStore:
-    made = RowStore(None, 0)
+    made = RowStore((), 0)
     made.use_table(table)
     made.announce("r", RowsInput(num_replaced=0))
     return made
@@ -91,7 +91,7 @@ def test_an_id_without_a_row_is_refused_in_the_tail() -> None:
 
 def test_ids_are_refused_by_a_stage_without_a_table() -> None:
     with pytest.raises(ValueError, match="has no rows of text"):
-        RowStore(None, 0).add("r", RowsFeed(text=(text(0, 3),)))
+        RowStore((), 0).add("r", RowsFeed(text=(text(0, 3),)))
 
 
 @pytest.mark.parametrize("first", [1, 3])
@@ -144,7 +144,7 @@ def test_text_alone_leaves_the_positions_to_the_stage() -> None:
 
 
 def test_a_bad_id_is_found_and_harms_no_other_request() -> None:
-    overlay = RowOverlay(None, 0)
+    overlay = RowOverlay((), 0)
     overlay.use_table(TABLE)
     for name, token_id in (("good", 5), ("bad", 99)):
         overlay.announce(name, RowsInput(num_replaced=1))
@@ -186,7 +186,7 @@ def test_any_cutting_and_any_mixture_gives_the_same_rows() -> None:
 
 
 def tracker() -> FeedTracker:
-    made = FeedTracker(None)
+    made = FeedTracker(())
     made.announce("r")
     return made
 

@@ -75,11 +75,23 @@ def test_blocks_that_a_dead_consumer_was_given_are_ended_also_where_some_ranks_h
     for block in (sent, half_read, kept):
         edge.ledger.received(block)
     for block in (sent, half_read):
-        edge.ledger.sent(block)
+        edge.ledger.sent(block, 0)
     edge.consumer.finish(half_read, 0)
-    assert edge.ledger.consumer_died() == 2
+    assert edge.ledger.consumer_died(0) == 2
     assert edge.server.is_open(kept), "it is with the server, which drops it itself"
     edge.server.finish_all(kept)
+    assert edge.server.num_in_use() == 0
+
+
+def test_blocks_of_other_replicas_of_the_consumer_stay(edge: Edge) -> None:
+    dead, living = edge.step(2)
+    for number, block in enumerate((dead, living)):
+        edge.ledger.received(block)
+        edge.ledger.sent(block, number)
+    assert edge.ledger.consumer_died(0) == 1
+    assert not edge.server.is_open(dead)
+    assert edge.server.is_open(living)
+    edge.read(living)
     assert edge.server.num_in_use() == 0
 
 
@@ -87,12 +99,12 @@ def test_slot_that_is_used_again_is_not_ended_for_its_earlier_use(edge: Edge) ->
     for _ in range(CAPACITY):
         (block,) = edge.step(1)
         edge.ledger.received(block)
-        edge.ledger.sent(block)
+        edge.ledger.sent(block, 0)
         edge.read(block)
     (again,) = edge.step(1)
     edge.ledger.received(again)
     assert again.slot == block.slot
-    assert edge.ledger.consumer_died() == 0
+    assert edge.ledger.consumer_died(0) == 0
     assert edge.ledger.producer_died() == 0
     assert edge.server.is_open(again)
 
@@ -131,11 +143,11 @@ def test_dying_again_and_again_uses_up_nothing(edge: Edge) -> None:
         blocks = edge.step(MAX_PORTIONS)
         for block in blocks[1:]:
             edge.ledger.received(block)
-        edge.ledger.sent(blocks[1])
+        edge.ledger.sent(blocks[1], 0)
         edge.read(blocks[2])
-        edge.ledger.sent(blocks[2])
+        edge.ledger.sent(blocks[2], 0)
         edge.server.finish_all(blocks[3])
         edge.ledger.producer_died()
-        edge.ledger.consumer_died()
+        edge.ledger.consumer_died(0)
         edge.restart_producer()
         assert edge.producer.num_free() == CAPACITY

@@ -31,7 +31,14 @@ from tests.reference.qwen3_cases import QWEN3_CASES
 from tests.reference.qwen3_reference import Qwen3Reference
 
 SPOKEN: frozenset[Output] = frozenset({"text", "audio"})
-CONFIGS = ("qwen3_omni", "qwen3_omni.80gb", "qwen3_omni.2gpu", "qwen3_omni.demo-cpu")
+CONFIGS = (
+    "qwen3_omni",
+    "qwen3_omni.80gb",
+    "qwen3_omni.2gpu",
+    "qwen3_omni.4gpu",
+    "qwen3_omni.8gpu",
+    "qwen3_omni.demo-cpu",
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,59 @@
+"""How the frames of one stage become audio, for all requests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.pipeline import TokenFrames
+from omni_server.config.stage_config import Edge, StageConfig
+from omni_server.edge import CodecEdgeFactory, load_edge_function
+from omni_server.engine.diffusion_handle import DiffusionHandle
+from omni_server.engine.engine_handle import Stage
+from omni_server.errors import ConfigError
+from omni_server.family import CodecLayout, FamilyModel
+from omni_server.orchestrator.speech_scheduler import ComingStreams, SpeechScheduler
+
+
+@dataclass(frozen=True)
+class SpeechDecoding:
+    """Everything that the requests share."""
+
+    stages: tuple[Stage[DiffusionHandle], ...]
+    """Each stage receives the result of the previous one."""
+    factory: CodecEdgeFactory
+    chunks: ChunkPlan
+    layout: CodecLayout
+    frames: TokenFrames
+    schedulers: Mapping[str, SpeechScheduler]
+    """Of the streams on each replica of the first stage, by its name."""
+    coming: ComingStreams
+    """Streams that no replica decodes yet."""
+
+
+def speech_decoding(
+    family: FamilyModel,
+    config: StageConfig,
+    edge: Edge,
+    frames: TokenFrames,
+    stages: tuple[Stage[DiffusionHandle], ...],
+) -> SpeechDecoding:
+    """Describes an edge with `frames`, whose decoder is a chain of `stages`.
+
+    Raises `ConfigError` if its windows do not fit the model, or if the model has no voices or no codec.
+    """
+    layout = family.codec
+    if layout is None or not family.voices:
+        missing = "describes no codec" if layout is None else "has no voices"
+        raise ConfigError(
+            f"{config.model_family} {missing}; the edge {edge.source} -> {edge.target} needs it"
+        )
+    assert edge.chunks is not None
+    assert edge.function is not None
+    factory = cast(CodecEdgeFactory, load_edge_function(edge.function))
+    # Rejects a plan that does not fit the model here rather than at the first request.
+    factory(edge.chunks, layout, voice=family.voices[0], noise_seed=0)
+    replicas = stages[0].handles
+    coming = ComingStreams(num_decoders=len(replicas))
+    schedulers = {handle.name: SpeechScheduler(edge.chunks, layout, coming) for handle in replicas}
+    return SpeechDecoding(stages, factory, edge.chunks, layout, frames, schedulers, coming)
