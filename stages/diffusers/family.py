@@ -43,6 +43,20 @@ PARAMETERS = MappingProxyType(
     }
 )
 """Of a pipeline's `__call__`, and the field of `ImageOutput` and `ImageJob` that sets it."""
+_TAKE_SEVERAL_IMAGES = frozenset(
+    {
+        "BriaFibo2Pipeline",
+        "BriaFiboEditPipeline",
+        "Flux2KleinKVPipeline",
+        "Flux2KleinPipeline",
+        "Flux2Pipeline",
+        "GlmImagePipeline",
+        "QwenImage21Pipeline",
+        "QwenImageEditPlusPipeline",
+        "ZImageOmniPipeline",
+    }
+)
+"""Pipelines to which a list of images is one request. All others take it for a batch of requests."""
 _DTYPES = MappingProxyType({"BF16": "bfloat16", "F16": "float16"})
 _REQUIRED = ("prompt", "height", "width", NUM_STEPS, "generator", "output_type")
 
@@ -99,6 +113,8 @@ class DiffusersModel(FamilyModel):
         _check_class(cls, self._parameters)
         self._pixels_per_latent = _pixels_per_latent(folder)
         self._loads_loras = hasattr(cls, "load_lora_weights")
+        several = MAX_INPUT_IMAGES if folder.class_name in _TAKE_SEVERAL_IMAGES else 1
+        self._max_input_images = several if "image" in self._parameters else 0
         self._needs_image = "image" in self._parameters and not _draws_without_image(cls)
         side = _trained_side(folder)
         self.image_sizes = (ImageSize(side, side),)
@@ -123,7 +139,7 @@ class DiffusersModel(FamilyModel):
         return ImageFeatures(
             parameters=frozenset(names | {"num_partial_images"}),
             free_sizes=FreeSizes(multiple, MAX_RATIO, max_pixels),
-            max_input_images=MAX_INPUT_IMAGES if "image" in self._parameters else 0,
+            max_input_images=self._max_input_images,
             needs_input_image=self._needs_image,
             loras=tuple(stage.loras),
         )
@@ -144,13 +160,22 @@ class DiffusersModel(FamilyModel):
     ) -> DiffusionPrompt:
         """The pipeline gets the text of all messages, and their images.
 
-        An image to edit counts `input_image_tokens`.
+        An image to edit counts `input_image_tokens`. Its sides must have at least `SIDE_MULTIPLE` pixels,
+        because pipelines round them down.
         """
         parts = [part for message in messages for part in message.content]
         texts = [part.text for part in parts if isinstance(part, TextPart)]
         images = tuple(Pixels.of(part.pixels) for part in parts if isinstance(part, ImagePart))
         if len(texts) + len(images) < len(parts):
             raise InvalidRequestError("this model takes texts and images only", param="messages")
+        for given in images:
+            if min(given.width, given.height) < SIDE_MULTIPLE:
+                raise InvalidRequestError(
+                    f"an image to edit has {given.width}x{given.height} pixels; both sides must have "
+                    f"{SIDE_MULTIPLE} at least",
+                    param="image",
+                    code="invalid_image",
+                )
         job = ImageJob(
             prompt="\n".join(texts),
             width=size.width,

@@ -31,6 +31,9 @@ def pipeline_arguments(pipe: Any, job: ImageJob) -> dict[str, Any]:
     if job.images:
         images = [Image.fromarray(image.array()) for image in job.images]
         arguments["image"] = images[0] if len(images) == 1 else images
+    if "max_area" in parameters:
+        # FLUX.1 Kontext scales each size to this area. Its default is that of the published model.
+        arguments["max_area"] = job.width * job.height
     # The number of steps decides when previews are due, also where it is the pipeline's own.
     if NUM_STEPS not in arguments and isinstance(parameters[NUM_STEPS].default, int):
         arguments[NUM_STEPS] = parameters[NUM_STEPS].default

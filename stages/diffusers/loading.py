@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from vllm.model_executor.model_loader.weight_utils import initialize_single_dummy_weight
 
 from omni_server.errors import ConfigError
 from omni_server.protocol.diffusion_config import ComputeDtype
@@ -63,16 +62,17 @@ def _networks(pipe: Any) -> dict[str, torch.nn.Module]:
 def random_modules(
     folder: PipelineFolder, dtype: torch.dtype, device: torch.device
 ) -> dict[str, torch.nn.Module]:
-    """Returns the components that have weights, by name. Weights are vLLM's random ones, the same each time,
-    and are made where they stay, so that no other memory is needed."""
+    """Returns the components that have weights, by name. Weights are random, the same each time, and are made
+    where they stay, so that no other memory is needed. As small as vLLM's: results are finite."""
     modules = empty_modules(folder)
+    generator = torch.Generator(device).manual_seed(0)
     for module in modules.values():
         for part in module.modules():
             for name, empty in list(part.named_parameters(recurse=False)):
                 weight = torch.nn.Parameter(
                     torch.empty(empty.shape, dtype=dtype, device=device), requires_grad=False
                 )
-                initialize_single_dummy_weight(weight)
+                weight.uniform_(-1e-3, 1e-3, generator=generator)
                 setattr(part, name, weight)
         if isinstance(module, PreTrainedModel):
             module.tie_weights()

@@ -88,6 +88,8 @@ class PipelineRun:
         else:
             self._go.release()
         self._back.acquire()
+        if self.is_over:
+            self._thread.join()
 
     def abort(self) -> None:
         """Ends the run where it is parked; nothing is decoded. Harmless if it is over."""
@@ -99,7 +101,6 @@ class PipelineRun:
         else:
             while not self._over.is_set():  # a pipeline may have a `finally` that calls the denoiser
                 self.resume()
-            self._thread.join()
 
     def denoise(self, call: DenoiserCall) -> Any:
         """Parks at the call and returns its result. Must be called in the run's own thread."""
@@ -147,7 +148,8 @@ class PipelineRun:
     def _end(self) -> None:
         self._over.set()
         self.call = self.estimate = self.cache_context = None
-        # It refers to this run.
+        # The scheduler refers to itself and to this run, and so would keep tensors until the garbage collector comes.
+        del self.pipe.scheduler.step
         self.pipe = None
         _runs.pop(self._thread, None)
 

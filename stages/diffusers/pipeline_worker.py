@@ -198,11 +198,12 @@ class PipelineWorker:
         request.events = []
         if run.error is None:
             return finished_image(run)
-        if isinstance(run.error, torch.AcceleratorError):
+        failure, run.error = run.error, None  # the frames of its traceback hold tensors, and the run
+        if isinstance(failure, torch.AcceleratorError):
             # The device context is lost and no later step can succeed, so the engine must end.
-            raise run.error
-        logger.error("request %s failed", request_id, exc_info=run.error)
-        return f"{type(run.error).__name__}: {run.error}"
+            raise failure
+        logger.error("request %s failed", request_id, exc_info=failure)
+        return f"{type(failure).__name__}: {failure}"
 
     def shutdown(self) -> None:
         for request in self._requests.values():

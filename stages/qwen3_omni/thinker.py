@@ -12,6 +12,7 @@ from transformers.activations import ACT2FN
 from vllm.config import VllmConfig
 from vllm.config.multimodal import MultiModalDummyOptions
 from vllm.inputs import MultiModalDataDict
+from vllm.model_executor.models.interfaces import MultiModalEmbeddings
 from vllm.model_executor.models.qwen2_5_omni_thinker import (
     Qwen2_5OmniAudioFeatureInputs,
     Qwen2_5OmniThinkerDummyInputsBuilder,
@@ -185,6 +186,21 @@ class Qwen3OmniThinker(VideoWithTrackModel, Qwen3OmniMoeThinkerForConditionalGen
         """None if the checkpoint has no talker."""
         if config.enable_audio_output:
             self.talker_hidden_projection = HiddenProjection(config.talker_config)
+
+    def embed_input_ids(
+        self,
+        input_ids: torch.Tensor,
+        multimodal_embeddings: MultiModalEmbeddings | None = None,
+        *,
+        is_multimodal: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Forgets the visual features of the step before first. vLLM's `forward` does so after each step, but not
+        in a CUDA graph, which would add them to whatever tokens come next."""
+        self._clear_deepstack_input_embeds(self.deepstack_input_embeds_num_tokens)
+        embeds: torch.Tensor = super().embed_input_ids(
+            input_ids, multimodal_embeddings, is_multimodal=is_multimodal
+        )
+        return embeds
 
     def _process_audio_input(self, audio_input: Qwen2_5OmniAudioFeatureInputs) -> tuple[torch.Tensor, ...]:
         """Encodes audio shorter than one convolution's input, which is 1 s, by itself.

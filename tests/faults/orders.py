@@ -12,6 +12,20 @@ def tell_to_fail(folder: Path, stage: str) -> None:
     (folder / stage).touch()
 
 
+def tell_to_refuse(folder: Path, phase: str) -> None:
+    """The next request in this phase of an image gets an error of its own."""
+    (folder / f"{phase}.refuse").touch()
+
+
+def tell_to_count(folder: Path, phase: str) -> None:
+    """The engine counts from 0 how often this phase of an image begins."""
+    (folder / f"{phase}.count").write_bytes(b"")
+
+
+def num_counted(folder: Path, phase: str) -> int:
+    return (folder / f"{phase}.count").stat().st_size
+
+
 def tell_to_hold(folder: Path, stage: str) -> None:
     """The stage's model stays in its next step."""
     (folder / f"{stage}.hold").touch()

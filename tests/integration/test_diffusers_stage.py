@@ -214,6 +214,24 @@ async def test_the_tokens_of_a_step_are_limited(served: Served, alone: Callable[
     assert passes >= 2 * NUM_STEPS  # three fit into a step
 
 
+async def test_waiting_requests_begin_by_priority_and_then_by_arrival(served: Served) -> None:
+    asked = ImageOutput(ImageSize(64, 3 * 64), 0, num_steps=NUM_STEPS)  # alone in its step
+    prompt, _ = served.orchestrator.images.render((ChatMessage("user", (TextPart("x"),)),), asked)
+    finished: list[str] = []
+
+    async def run(name: str, priority: int) -> None:
+        await served.handle.run(name, prompt.token_ids, prompt.payload, priority=priority)
+        finished.append(name)
+
+    async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as group:
+        group.create_task(run("running", 2))
+        while not (await served.counts())["requests"]:
+            pass
+        for name, priority in (("last", 3), ("second", 1), ("third", 1), ("first", 0)):
+            group.create_task(run(name, priority))
+    assert finished == ["running", "first", "second", "third", "last"]
+
+
 async def test_an_abort_takes_effect_within_one_step(served: Served) -> None:
     run = await served.submit("aborted", num_steps=1000)
     events = aiter(run)

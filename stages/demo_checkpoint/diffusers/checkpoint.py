@@ -26,7 +26,7 @@ class DiffusersCheckpoints:
 
     sizes: tuple[str, ...] = ("tiny",)
     genuine_sizes: Mapping[str, int] = MappingProxyType({GENUINE: 58})
-    pipelines: tuple[str, ...] = ("qwen-image", "qwen-image-edit", "sd15", "sd3", "flux")
+    pipelines: tuple[str, ...] = ("qwen-image", "qwen-image-edit", "sd15", "sd3", "flux", "flux-kontext")
 
     def write(self, folder: Path, options: Options) -> None:
         """Raises `ConfigError` without Diffusers, and for options that no pipeline has."""

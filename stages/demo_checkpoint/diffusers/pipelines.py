@@ -8,6 +8,7 @@ from diffusers import (
     DDIMScheduler,
     DiffusionPipeline,
     FlowMatchEulerDiscreteScheduler,
+    FluxKontextPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
     QwenImageEditPipeline,
@@ -163,6 +164,15 @@ def sd3() -> DiffusionPipeline:
 
 def flux() -> DiffusionPipeline:
     """black-forest-labs/FLUX.1-dev."""
+    return _flux(FluxPipeline)
+
+
+def flux_kontext() -> DiffusionPipeline:
+    """black-forest-labs/FLUX.1-Kontext-dev."""
+    return _flux(FluxKontextPipeline)
+
+
+def _flux(cls: type[FluxPipeline] | type[FluxKontextPipeline]) -> DiffusionPipeline:
     tokenizer = clip_tokenizer()
     transformer = FluxTransformer2DModel(
         patch_size=1,
@@ -184,7 +194,7 @@ def flux() -> DiffusionPipeline:
         shift=3.0,
         use_dynamic_shifting=True,
     )
-    return FluxPipeline(
+    return cls(
         transformer=transformer,
         scheduler=scheduler,
         vae=vae(4, shift_factor=0.06, scaling_factor=1.5, use_quant_conv=False, use_post_quant_conv=False),
@@ -196,5 +206,12 @@ def flux() -> DiffusionPipeline:
 
 
 PIPELINES: Mapping[str, Callable[[], DiffusionPipeline]] = MappingProxyType(
-    {"qwen-image": qwen_image, "qwen-image-edit": qwen_image_edit, "sd15": sd15, "sd3": sd3, "flux": flux}
+    {
+        "qwen-image": qwen_image,
+        "qwen-image-edit": qwen_image_edit,
+        "sd15": sd15,
+        "sd3": sd3,
+        "flux": flux,
+        "flux-kontext": flux_kontext,
+    }
 )

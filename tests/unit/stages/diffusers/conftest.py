@@ -1,16 +1,14 @@
-"""Tiny pipelines of five structures, each made and loaded once."""
+"""Tiny pipelines of six structures, each made and loaded once."""
 
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from omni_server.protocol.images import Pixels
 from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.diffusers.loading import load_pipeline
-from tests.unit.stages.diffusers.tiny import CPU, Tiny, stage_options
+from tests.unit.stages.diffusers.tiny import CPU, PHOTO, Tiny, stage_options
 
 
 @pytest.fixture(scope="session")
@@ -33,8 +31,7 @@ def tiny(tiny_folder: Callable[[str], Path]) -> Callable[[str], Tiny]:
         if name == "qwen-image":
             return Tiny(name, pipe, 4, {"true_cfg_scale": 4.0, "negative_prompt": "blurred"})
         if name == "qwen-image-edit":
-            photo = Pixels.of(np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8))
-            return Tiny(name, pipe, 2, {}, (photo,))  # two steps: each image takes seconds
+            return Tiny(name, pipe, 2, {}, (PHOTO,))  # two steps: each image takes seconds
         return Tiny(name, pipe, 4, {"guidance_scale": 4.0})
 
     return loaded

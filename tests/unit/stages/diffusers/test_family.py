@@ -54,7 +54,7 @@ def test_parameters_are_those_of_the_pipeline(
 
 def test_a_pipeline_that_edits_needs_an_image(model: Callable[[str], DiffusersModel]) -> None:
     features = model("qwen-image-edit").image_features(EDITING)
-    assert (features.max_input_images, features.needs_input_image) == (16, True)
+    assert (features.max_input_images, features.needs_input_image) == (1, True)
 
 
 @pytest.mark.parametrize(("name", "side"), [("qwen-image", 1024), ("sd15", 512), ("sd3", 1024)])
@@ -91,8 +91,23 @@ def test_an_edited_image_keeps_its_shape_and_counts_the_image_to_edit(
     assert size == ImageSize(496, 240)
     assert len(prompt.token_ids) == 31 * 15 + 4096
     assert decode_job(prompt.payload).images == (Pixels.of(PHOTO),)
+
+
+def test_only_some_pipelines_take_several_images(
+    model: Callable[[str], DiffusersModel], tiny_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """To others, a list of images is a batch of requests."""
+    two = messages("make it blue", PHOTO, PHOTO)
+    with pytest.raises(InvalidRequestError, match="this model takes 1 at most") as caught:
+        ImageRequests(model("qwen-image-edit"), EDITING).render(two, ImageOutput())
+    assert caught.value.param == "image"
+    folder = shutil.copytree(tiny_folder("qwen-image-edit"), tmp_path / "plus")
+    index = folder / "model_index.json"
+    index.write_text(index.read_text().replace("QwenImageEditPipeline", "QwenImageEditPlusPipeline"))
+    images = ImageRequests(FAMILY.open(folder), EDITING)
+    assert images.features.max_input_images == 16
     with pytest.raises(InvalidRequestError, match="maximum context length is 8192") as caught:
-        images.render(messages("make it blue", PHOTO, PHOTO), ImageOutput())
+        images.render(two, ImageOutput())
     assert caught.value.param == "image"
 
 
@@ -121,6 +136,7 @@ def test_a_stage_without_room_for_an_edit_of_automatic_size_is_refused(
         ("sd3", (), ImageOutput(ImageSize(1024, 1024)), "size"),
         ("sd3", (), ImageOutput(ImageSize(100, 100)), "size"),
         ("qwen-image-edit", (), ImageOutput(), "image"),
+        ("qwen-image-edit", (PHOTO[:15],), ImageOutput(), "image"),
     ],
 )
 def test_what_the_model_cannot_do_is_refused_with_the_field(

@@ -12,7 +12,7 @@ from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.images import ImageJob, Pixels
 from stages.diffusers.images import finished_image, pipeline_arguments, preview_steps
 from stages.diffusers.pipeline_run import PipelineRun
-from tests.unit.stages.diffusers.tiny import Tiny
+from tests.unit.stages.diffusers.tiny import PHOTO, Tiny
 
 GetTiny = Callable[[str], Tiny]
 
@@ -80,6 +80,13 @@ def test_images_to_edit_reach_the_pipeline_unchanged(tiny: GetTiny) -> None:
     np.testing.assert_array_equal(np.asarray(image), pixels)
     both = pipeline_arguments(pipe, ImageJob("x", 64, 64, 0, images=(one, other)))["image"]
     assert [np.asarray(image).tolist() for image in both] == [pixels.tolist(), pixels[::-1].tolist()]
+
+
+def test_a_pipeline_that_scales_sizes_to_an_area_keeps_that_of_the_request(tiny: GetTiny) -> None:
+    model = tiny("flux-kontext")
+    (run,) = model.run([(0, model.job(0, height=96, num_steps=1, images=(PHOTO,)))])
+    assert run.error is None
+    assert run.result.images.shape == (1, 3, 96, 64)
 
 
 @pytest.mark.parametrize(

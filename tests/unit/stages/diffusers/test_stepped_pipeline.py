@@ -1,6 +1,8 @@
 """Unchanged pipelines, run in steps: their images are those that the pipeline makes by itself."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from stages.diffusers.stepped_pipeline import SteppedPipeline
 from tests.unit.stages.diffusers.tiny import Tiny, difference
 
-CHEAP = ("qwen-image", "sd15", "sd3", "flux")
+CHEAP = ("qwen-image", "sd15", "sd3", "flux", "flux-kontext")
 ALL = (*CHEAP, "qwen-image-edit")
 JOINED = 1e-5
 """Sums over a batch are rounded in another order."""
@@ -70,6 +72,26 @@ def test_a_request_aborted_at_any_step_ends_alone_and_leaves_no_thread(tiny: Get
             model.stepped.step([other])
         assert difference(other, model.own_image(model.job(1))) <= JOINED
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("end", ["finished", "aborted", "failed"])
+def test_a_request_that_is_over_needs_no_garbage_collector_to_be_freed(tiny: GetTiny, end: str) -> None:
+    """It holds tensors on the device."""
+    model = tiny("flux")
+    gc.disable()
+    try:
+        run = model.start(model.job(0, num_steps=0 if end == "failed" else 2))
+        model.stepped.step([run])
+        if end == "aborted":
+            model.stepped.abort(run)
+        while not run.is_over:
+            model.stepped.step([run])
+        run.error = None  # its traceback refers to the run
+        held = weakref.ref(run)
+        del run
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 def test_a_request_that_the_pipeline_refuses_fails_alone(tiny: GetTiny) -> None:

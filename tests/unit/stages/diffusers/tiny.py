@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 
@@ -18,6 +19,7 @@ from stages.diffusers.stepped_pipeline import SteppedPipeline
 
 PROMPTS = ("a red cube", "two green spheres on a table", "x")
 CPU = torch.device("cpu")
+PHOTO = Pixels.of(np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8))
 
 
 def stage_options(**options: Any) -> DiffusersStage:

@@ -1,0 +1,59 @@
+"""The family of Diffusers pipelines with a Qwen-Image that fails, waits and counts when it is told to. Named by the
+stage config of these tests alone."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from omni_server.config.pipeline import Pipeline
+from stages.diffusers.executor import DiffusersPipelineExecutor
+from stages.diffusers.family import DiffusersFamily
+from tests.faults.failing_models import MESSAGE, do_as_told
+from tests.faults.orders import FOLDER_VARIABLE
+
+PHASES = {
+    "Qwen2_5_VLForConditionalGeneration": "encode",
+    "AdaLayerNormContinuous": "denoise",  # once in each pass
+    "QwenImageDecoder3d": "decode",
+}
+"""What is computed when a module of this class is called."""
+
+
+class FailingExecutor(DiffusersPipelineExecutor):
+    def _init_executor(self) -> None:
+        register_module_forward_pre_hook(_before_forward)
+        super()._init_executor()
+
+
+def _before_forward(module: torch.nn.Module, _: Any) -> None:
+    phase = PHASES.get(type(module).__name__)
+    if phase is None:
+        return
+    do_as_told(phase)
+    folder = Path(os.environ[FOLDER_VARIABLE])
+    refuse, count = folder / f"{phase}.refuse", folder / f"{phase}.count"
+    if count.exists():
+        with count.open("ab") as file:
+            file.write(b".")
+    if refuse.exists():
+        refuse.unlink()
+        raise RuntimeError(MESSAGE)
+
+
+class FailingDiffusers(DiffusersFamily):
+    _image = DiffusersFamily.pipeline.stages["image"]
+    assert _image.stepwise is not None
+    pipeline = Pipeline(
+        {
+            "image": replace(
+                _image, stepwise=replace(_image.stepwise, executor=f"{__name__}.{FailingExecutor.__name__}")
+            )
+        }
+    )
+
+
+FAMILY = FailingDiffusers()
