@@ -36,10 +36,9 @@ def stage_footprints(folder: PipelineFolder, config: StageConfig) -> dict[str, S
 def _changed_weight_bytes(
     folder: PipelineFolder, stage: Stage, platform: Literal["cpu", "cuda"]
 ) -> int | None:
-    """Of a stage with float8 weights or adapters; None without. Adapters that are not downloaded yet are left
+    """Of a pipeline with float8 weights or adapters; None without. Adapters that are not downloaded yet are left
     out."""
-    assert isinstance(stage, DiffusersStage)
-    if not (stage.layerwise_casting or stage.loras):
+    if not isinstance(stage, DiffusersStage) or not (stage.layerwise_casting or stage.loras):
         return None
     import torch
 
