@@ -50,7 +50,12 @@ def parse_edit_form(form: Form, max_images: int) -> tuple[ImageEditForm, list[by
 def edit_form_body() -> dict[str, Any]:
     """`openapi_extra` of a route that reads the form."""
     schema = ImageEditForm.model_json_schema()
+    del schema["$defs"]  # of `lora`, which is text in a form
     schema["properties"] = {name: form_field(field) for name, field in schema["properties"].items()}
+    schema["properties"]["lora"] = {
+        "type": "string",
+        "description": "Extension: an adapter of the model by its name, or JSON, as in a generation.",
+    }
     schema["properties"]["image"] = {
         "type": "array",
         "items": {"type": "string", "format": "binary"},
