@@ -52,7 +52,7 @@ def _enable_first_block_cache(pipe: Any, threshold: float) -> None:
 
 def _compile(pipe: Any) -> None:
     # The server sets this on CPUs where vLLM compiles no model. torch would compile nothing, and not say so.
-    os.environ.pop("TORCHDYNAMO_DISABLE", None)
+    os.environ["TORCHDYNAMO_DISABLE"] = "0"
     for denoiser in denoisers_of(pipe):
         try:
             # One kernel for all sizes: compiling takes longer than a step may, so it is done before serving.
