@@ -74,7 +74,7 @@ class RequestGraph:
         self.text: TextOutput | None = None
         self.audio: AudioTask | None = None
         self.num_image_tokens = 0
-        """Of the image that is drawn."""
+        """Of the generated image."""
         self._tasks: list[GraphTask] = []
 
     def add(self, task: TaskT) -> TaskT:

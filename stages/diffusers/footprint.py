@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Literal
 
 from omni_server.config.stage_config import StageConfig
-from omni_server.config.stages import Stage
 from omni_server.family import StageFootprint
 from omni_server.protocol.images import PIXELS_PER_TOKEN
 from stages.diffusers.options import DiffusersStage
@@ -30,15 +29,16 @@ def stage_footprints(folder: PipelineFolder, config: StageConfig) -> dict[str, S
             weight_bytes=_changed_weight_bytes(folder, stage, config.platform),
         )
         for name, stage in config.stages.items()
+        if isinstance(stage, DiffusersStage)
     }
 
 
 def _changed_weight_bytes(
-    folder: PipelineFolder, stage: Stage, platform: Literal["cpu", "cuda"]
+    folder: PipelineFolder, stage: DiffusersStage, platform: Literal["cpu", "cuda"]
 ) -> int | None:
     """Of a pipeline with float8 weights or adapters; None without. Adapters that are not downloaded yet are left
     out."""
-    if not isinstance(stage, DiffusersStage) or not (stage.layerwise_casting or stage.loras):
+    if not (stage.layerwise_casting or stage.loras):
         return None
     import torch
 

@@ -132,8 +132,8 @@ class ImageService:
             (generation,) = generations
             events = self._events(generation, _EventWriter(writer, output, kind), held.pop_all())
             return EventStreamResponse(generation.request_id, events, first=await anext(events))
-        drawn, usage = await self._collect(generations)
-        body = await asyncio.to_thread(_render, writer, drawn, outputs, usage)
+        generated, usage = await self._collect(generations)
+        body = await asyncio.to_thread(_render, writer, generated, outputs, usage)
         return Response(body, media_type="application/json")
 
     async def _collect(self, generations: Sequence[Generation]) -> tuple[list[ImageDone], Usage]:
@@ -224,13 +224,13 @@ def _render(
 
 
 def _image_usage(usage: Usage) -> ImageUsage:
-    prompt, num_written, num_drawn = usage.prompt, usage.text_tokens, usage.image_tokens
+    prompt, num_written, num_generated = usage.prompt, usage.text_tokens, usage.image_tokens
     return ImageUsage(
         input_tokens=prompt.total,
         input_tokens_details=InputTokens(image_tokens=prompt.image, text_tokens=prompt.text),
-        output_tokens=num_written + num_drawn,
-        output_tokens_details=OutputTokens(image_tokens=num_drawn, text_tokens=num_written),
-        total_tokens=prompt.total + num_written + num_drawn,
+        output_tokens=num_written + num_generated,
+        output_tokens_details=OutputTokens(image_tokens=num_generated, text_tokens=num_written),
+        total_tokens=prompt.total + num_written + num_generated,
     )
 
 
