@@ -10,7 +10,8 @@ import msgspec
 SOCKET_NAME = "replicas.sock"
 
 ReplicaStatus = Literal["up", "draining", "down"]
-"""`draining`: about to be replaced, and without new requests. `down`: until it is started again."""
+"""`draining`: gets no new requests, because it is about to be replaced or is being warmed up. `down`: until it is
+started again."""
 
 
 class ListReplicas(msgspec.Struct, frozen=True, tag="list"):
