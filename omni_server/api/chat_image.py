@@ -89,8 +89,8 @@ def image_output(body: ChatCompletionRequest, model: ModelInfo, limits: ImageLim
 async def load_image_prompt(
     body: ChatCompletionRequest, model: ModelInfo, media: MediaLoader, room: EditRoom, held: ExitStack
 ) -> tuple[ChatMessage, ...]:
-    """Returns the last user message: what to generate, and the images to edit. Adds the release of their room to
-    `held`.
+    """Returns the last user message: what to generate, and the images to edit. Adds the release of their room
+    to `held`.
 
     Raises `InvalidRequestError`, or `OverloadedError` from loading images.
     """

@@ -123,8 +123,8 @@ def _running() -> Iterator[tuple[Path, Replicas]]:
 
 
 def _ask(path: Path, question: Question, *, timeout_s: float | None) -> Answer:
-    """`timeout_s`: for the answer. A replacement has the server's own deadlines. Raises `OmniError` if the server
-    ends or is silent before it answers, and `OSError` if it does not listen."""
+    """`timeout_s`: for the answer. A replacement has the server's own deadlines. Raises `OmniError` if the
+    server ends or is silent before it answers, and `OSError` if it does not listen."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(_ANSWER_TIMEOUT_S)
         client.connect(str(path))

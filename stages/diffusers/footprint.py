@@ -10,8 +10,8 @@ from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_folder import PipelineFolder
 
 WIDE_LAYERS = 12
-"""Estimate: the values that decoding holds at the same time, in tensors of the image's size with as many channels
-as the decoder's first block. Denoising needs less per token."""
+"""Estimate: the values that decoding holds at the same time, in tensors of the image's size with as many
+channels as the decoder's first block. Denoising needs less per token."""
 DEFAULT_CHANNELS = 128
 """Of decoders that do not say how wide they are; Stable Diffusion's width."""
 
@@ -36,8 +36,8 @@ def stage_footprints(folder: PipelineFolder, config: StageConfig) -> dict[str, S
 def _changed_weight_bytes(
     folder: PipelineFolder, stage: DiffusersStage, platform: Literal["cpu", "cuda"]
 ) -> int | None:
-    """Of a pipeline with float8 weights or adapters; None without. Adapters that are not downloaded yet are left
-    out."""
+    """Of a pipeline with float8 weights or adapters; None without. Adapters that are not downloaded yet are
+    left out."""
     if not (stage.layerwise_casting or stage.loras):
         return None
     import torch

@@ -1,5 +1,5 @@
-"""What schemathesis cannot know when it makes requests: which model is served, what sound and image files look
-like, and the rules between fields. Loaded by schemathesis, in a process of its own.
+"""What schemathesis cannot know when it makes requests: which model is served, what sound and image files
+look like, and the rules between fields. Loaded by schemathesis, in a process of its own.
 """
 
 import io

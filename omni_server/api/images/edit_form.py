@@ -25,8 +25,8 @@ EDIT_FORM_LIMITS = FormLimits(
 
 
 def parse_edit_form(form: Form, max_images: int) -> tuple[ImageEditForm, list[bytes]]:
-    """Returns the checked fields and the files of the images, at most `max_images`. Files that are to be refused
-    are among the extra fields. Raises `InvalidRequestError`."""
+    """Returns the checked fields and the files of the images, at most `max_images`. Files that are to be
+    refused are among the extra fields. Raises `InvalidRequestError`."""
     refused = {name: form.files[name] for name in _REFUSED_FILES if name in form.files}
     fields = validate(ImageEditForm, last_values(form) | refused)
     if any(any(form.fields.get(name, ())) for name in _IMAGE_FIELDS):

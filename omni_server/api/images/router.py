@@ -154,8 +154,8 @@ class ImageService:
     async def _events(
         self, generation: Generation, writer: "_EventWriter", held: ExitStack
     ) -> AsyncGenerator[bytes, None]:
-        """Yields frames. The first comes with the first step, or after `sse_keep_alive_s` of waiting; failures
-        before it have their own status. Closes `held` at the end."""
+        """Yields frames. The first comes with the first step, or after `sse_keep_alive_s` of waiting;
+        failures before it have their own status. Closes `held` at the end."""
         done: Pixels | None = None
         try:
             async with aclosing(follow(generation, self._state, self._keep_alive_s)) as events:
