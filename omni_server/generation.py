@@ -13,6 +13,8 @@ class Generation(Protocol):
 
     request_id: str
     prompt: PromptTokens
+    began: float
+    """Clock time (`time.perf_counter`) when the stages received the request; the origin of `Finished.times`."""
 
     def __aiter__(self) -> AsyncIterator[OmniEvent]:
         """Events in order. Raises `OmniError` if the request fails."""

@@ -85,9 +85,10 @@ class AnswerRecord:
         """The prompt was too long; `request` replaces it."""
         self.audio_input_s = _audio_s(request)
 
-    def admitted(self, prompt: PromptTokens) -> None:
+    def admitted(self, prompt: PromptTokens, began: float) -> None:
+        """`began`: clock time when the stages received the request."""
         self.prompt = prompt
-        self.admitted_s = self._now()
+        self.admitted_s = began - self.began
 
     def take(self, event: OmniEvent) -> None:
         """Called for each event: must be fast."""

@@ -129,7 +129,7 @@ class ObservedGenerator:
         except BaseException:  # cancelled: client disconnected
             answer.closed(self._state.abort_error)
             raise
-        answer.admitted(generation.prompt)
+        answer.admitted(generation.prompt, generation.began)
         return _ObservedGeneration(generation, answer, self._state)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
@@ -158,6 +158,7 @@ class _ObservedGeneration:
     def __init__(self, generation: Generation, answer: AnswerRecord, state: ServerState) -> None:
         self.request_id = generation.request_id
         self.prompt = generation.prompt
+        self.began = generation.began
         self._generation = generation
         self._answer = answer
         self._state = state

@@ -30,6 +30,7 @@ class RequestRun:
 
     def __post_init__(self) -> None:
         self.request_id = self.graph.request_id
+        self.began = self.graph.timeline.began
         self._task: asyncio.Task[None] | None = None
         self._is_over = False  # for the consumer: the last event has been delivered
         self._is_released = False

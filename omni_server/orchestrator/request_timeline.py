@@ -24,9 +24,10 @@ class _Stage:
 class RequestTimeline:
     """Timestamps by stage name, in seconds since the timeline was created."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._began = clock()
+        self.began = clock()
+        """Clock time."""
         self._stages: dict[str, _Stage] = {}
         self._replicas: dict[str, int] = {}
 
@@ -65,4 +66,4 @@ class RequestTimeline:
         return {name: stage.times(self._replicas.get(name)) for name, stage in self._stages.items()}
 
     def _now(self) -> float:
-        return self._clock() - self._began
+        return self._clock() - self.began

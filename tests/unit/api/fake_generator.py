@@ -1,6 +1,7 @@
 """A `Generator` that follows a script, so that the HTTP layer can be tested without engines."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
@@ -169,6 +170,7 @@ class FakeGeneration:
     def __init__(self, request_id: str, script: Sequence[ScriptEntry]) -> None:
         self.request_id = request_id
         self.prompt = PROMPT
+        self.began = time.perf_counter()
         self.num_closed = 0
         self.closed = asyncio.Event()
         self._script = script

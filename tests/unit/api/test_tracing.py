@@ -6,6 +6,7 @@ import logging
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,13 +24,14 @@ from omni_server.api.server import run_server
 from omni_server.api.state import ServerState
 from omni_server.api.tracing import open_tracer
 from omni_server.errors import ConfigError, InvalidRequestError, StageDeadError, StageError
-from omni_server.types import Finished, StageTimes, WindowTimes
+from omni_server.types import Finished, OmniRequest, StageTimes, WindowTimes
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import SPEECH, URL, chat, error_of, http_client, post
 from tests.unit.api.collector import Collector, attributes
 from tests.unit.api.fake_generator import (
     MODEL,
     TEXT,
+    FakeGeneration,
     FakeGenerator,
     Hang,
     ScriptEntry,
@@ -130,6 +132,21 @@ async def test_spoken_answer_has_a_span_for_each_stage_in_the_callers_trace(
     assert code2wav["omni.windows"] == 3
     assert code2wav["omni.audio_seconds"] == pytest.approx(7001 / 24_000)
     assert collector.resource["service.name"] == "omni-server"
+
+
+async def test_spans_of_stages_begin_when_the_stages_received_the_request(collector: Collector) -> None:
+    class SlowToReturn(FakeGenerator):
+        async def submit(self, request: OmniRequest) -> FakeGeneration:
+            generation = await super().submit(request)
+            self.received_ns = time.time_ns()
+            await asyncio.sleep(0.1)
+            return generation
+
+    generator = SlowToReturn(script=timed(speech_script(), codec_tokens=5))
+    async with traced(collector, generator) as app:
+        assert (await post(app, chat(SAID, **SPEECH))).status_code == 200
+    (thinker,) = collector.named("thinker")
+    assert thinker.start_time_unix_nano < generator.received_ns + 0.05e9
 
 
 async def test_replicas_are_told_beside_the_names_of_their_stages(
