@@ -34,6 +34,7 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     state.unsent = UnsentBudget(
         config.max_unsent_bytes, config.max_total_unsent_bytes, state.metrics.answers_dropped.inc
     )
+    state.max_audio_ahead_s = config.max_audio_ahead_s
     admission = Admission(
         state.metrics, max_queue=config.max_queue, max_per_caller=config.max_concurrency_per_key
     )
