@@ -124,10 +124,10 @@ class ServeOptions:
     api: ApiConfig
 
 
-def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+def add_serve_flags(parser: argparse.ArgumentParser, defaults: ApiConfig = _DEFAULTS) -> None:
     """Add all flags; most names are those of `vllm serve`. A flag stored under the name of a field of
     `ApiConfig` or `MediaLimits` sets that field and uses its default."""
-    parser.set_defaults(**vars(_DEFAULTS.media_limits) | vars(_DEFAULTS))
+    parser.set_defaults(**vars(defaults.media_limits) | vars(defaults))
     _add_model_flags(parser.add_argument_group("model"))
     _add_http_flags(parser.add_argument_group("HTTP"))
     access = (
