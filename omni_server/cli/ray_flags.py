@@ -1,4 +1,4 @@
-"""The flags of `omni-server ray deploy`, which a Ray Serve config file has as one string."""
+"""The flags of `omni-server ray deploy`, which a Ray Serve config file has as a list."""
 
 import argparse
 from collections.abc import Sequence

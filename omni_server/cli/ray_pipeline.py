@@ -1,7 +1,6 @@
 """Whole pipelines as an application of Ray Serve. Needs the extra `ray`."""
 
 import os
-import shlex
 
 from ray import serve
 
@@ -15,13 +14,13 @@ _HEALTH_PERIOD_S = 2.0
 """Ray Serve replaces a replica that fails three times in a row."""
 
 
-def application(args: dict[str, str]) -> serve.Application:
-    """The builder of the application for a Ray Serve config file. `args` has `command`: the arguments of
-    `omni-server ray deploy`, in one string.
+def application(args: dict[str, list[str]]) -> serve.Application:
+    """Builds the application for a Ray Serve config file. `args` has `arguments`, those of `omni-server ray
+    deploy`; Ray Serve itself sets what `--address`, `--app-name`, `--host` and `--port` would.
 
     Raises `ConfigError`, and exits for wrong flags.
     """
-    return bound(*deployment_of(shlex.split(args["command"])))
+    return bound(*deployment_of(args["arguments"]))
 
 
 def bound(options: ServeOptions, ray_options: RayOptions, stage_config: StageConfig) -> serve.Application:
