@@ -7,8 +7,9 @@ from omni_server.cli.serve_flags import ServeOptions
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 
-RAY_API = replace(ApiConfig(), max_audio_ahead_s=10.0)
-"""Defaults in Ray. Its proxies take everything that a pipeline sends, whether the client reads it or not."""
+RAY_API = replace(ApiConfig(), host="0.0.0.0", max_audio_ahead_s=10.0)
+"""Defaults in Ray. There is a proxy on each machine, and it takes everything that a pipeline sends, whether the
+client reads it or not."""
 
 _OF_THE_WEB_SERVER = {
     "uds": "--uds",
