@@ -1,19 +1,26 @@
 """Streamed audio is sent at most `max_audio_ahead_s` ahead of its playback. Time is simulated."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import aclosing
+from typing import Any
 
 import numpy as np
 import pytest
 
 from omni_server.api.answer_stream import TaskRun, follow
 from omni_server.api.audio_pace import AudioPace
+from omni_server.api.config import ApiConfig
 from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.errors import OverloadedError
 from omni_server.types import AudioDelta, ChatMessage, Finished, OmniRequest, TextDelta
+from tests.unit.api.clients import URL, app_of, chat, http_client
 from tests.unit.api.fake_generator import FakeGeneration, FakeGenerator, ScriptEntry, finished
+from tests.unit.api.realtime.realtime_client import RealtimeClient
+from tests.unit.api.test_stalled_clients import SPEECH_URL
 from tests.unit.orchestrator.virtual_time import run
 
+PCM: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "pcm16"}}
 SECOND = np.zeros(24_000, np.float32)
 SPEECH: list[ScriptEntry] = [AudioDelta(index * len(SECOND), SECOND) for index in range(10)]
 
@@ -117,3 +124,42 @@ def test_the_passages_of_a_text_have_one_pace() -> None:
         return loop.time() - began
 
     assert run(last_event_s) == pytest.approx(20 - 1 - 3)
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "expected_s"),
+    [
+        (URL, chat(**PCM, stream=True), 6.0),
+        (URL, chat(**PCM), 0.0),
+        (SPEECH_URL, {"model": "omni", "input": "a", "response_format": "pcm"}, 6.0),
+        (SPEECH_URL, {"model": "omni", "input": "a", "response_format": "pcm", "stream_format": "sse"}, 6.0),
+    ],
+)
+def test_streams_keep_the_pace_and_whole_answers_do_not(
+    url: str, body: dict[str, Any], expected_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def at_once(work: Callable[..., bytes], *arguments: object) -> bytes:
+        return work(*arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", at_once)  # a loop with simulated time never hears of threads
+
+    async def answer_s() -> float:
+        app = app_of(FakeGenerator(script=[*SPEECH, finished()]), ApiConfig(max_audio_ahead_s=3.0))
+        async with http_client(app) as client:
+            response = await client.post(url, json=body)
+            assert response.status_code == 200
+            return asyncio.get_running_loop().time()
+
+    assert run(answer_s) == pytest.approx(expected_s)
+
+
+def test_a_realtime_response_keeps_the_pace() -> None:
+    async def answer_s() -> float:
+        state = state_with(3.0, FakeGenerator(script=[*SPEECH, finished()]))
+        async with RealtimeClient(state=state) as client:
+            await client.opened()
+            await client.send("response.create")
+            await client.until("response.done")
+            return asyncio.get_running_loop().time()
+
+    assert run(answer_s) == pytest.approx(6)
