@@ -4,7 +4,7 @@ An answer has one generation in total, per choice, per passage of a text or per 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -69,7 +69,9 @@ async def follow_choices(
     generations are closed even if the reader requests no further event; otherwise the submitter closes them.
     """
     queue = AnswerQueue(state.unsent, generations[0].request_id, heartbeat_s)
-    wakers = {queue.wake} if pace is None else {queue.wake, pace.release}
+    wakers: set[Callable[[], object]] = {queue.wake}
+    if pace is not None:
+        wakers.add(pace.release)
     state.on_abort |= wakers
     pumps = [asyncio.create_task(_pump(*choice, queue)) for choice in enumerate(generations)]
     try:
