@@ -13,6 +13,8 @@ os.environ.update(
     RAY_gcs_server_request_timeout_seconds="120",
 )
 
+import ray
+from ray import serve
 from ray.cluster_utils import Cluster
 
 cluster = Cluster(
@@ -22,4 +24,7 @@ cluster = Cluster(
 sys.stdout.write(f"{cluster.address}\n")
 sys.stdout.flush()
 sys.stdin.read()
+ray.init(cluster.address, log_to_driver=False)
+serve.shutdown()
+ray.shutdown()
 cluster.shutdown()
