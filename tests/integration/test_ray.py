@@ -20,7 +20,12 @@ from tests.integration.test_server import ENDLESS, answer_to, outcome, samples_o
 from tests.omni_families import QWEN2_5_OMNI
 from tests.unit.api.clients import URL
 
-pytestmark = pytest.mark.ray
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.filterwarnings(
+        "ignore:connect\\(\\) must be used as a context manager:DeprecationWarning"  # OpenAI's client does so
+    ),
+]
 
 DEPLOY_TIMEOUT_S = 300
 REPLACEMENT_TIMEOUT_S = 180
@@ -139,7 +144,8 @@ def test_a_realtime_session_answers(pipeline: RayPipeline) -> None:
 
 def test_a_client_that_disconnects_ends_its_request(client: httpx2.Client) -> None:
     with client.stream("POST", URL, json=spoken(**ENDLESS) | {"stream": True}) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # closes the response when it is collected
+        next(lines)
         assert load(client) == 1
     wait_until(lambda: load(client) == 0, 30)
 
