@@ -84,7 +84,8 @@ class RayPipeline:
         listed = self._run("replicas", "list", check=False).splitlines()
         if not listed:
             return None, []
-        return int(listed[0].split()[1].rstrip(",")), [int(line.split()[1]) for line in listed[2:]]
+        pids = [line.split()[1] for line in listed[2:]]  # "-" if an engine is down
+        return int(listed[0].split()[1].rstrip(",")), [int(pid) for pid in pids if pid != "-"]
 
     def _run(self, *arguments: str, check: bool = True) -> str:
         finished = subprocess.run(
