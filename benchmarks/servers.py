@@ -32,8 +32,8 @@ class Server:
 
 @contextmanager
 def started_server(name: str, command: list[str], path: str, log: Path, timeout_s: float) -> Iterator[Server]:
-    """Runs `python -m command` until the end of the block, which begins when a GET of `path` succeeds. Exits the
-    program, with the end of the `log`, if it does not within `timeout_s`."""
+    """Runs `python -m command` until the end of the block, which begins when a GET of `path` succeeds. Exits
+    the program, with the end of the `log`, if it does not within `timeout_s`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

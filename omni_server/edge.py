@@ -59,7 +59,8 @@ class ImagePromptFunction(Protocol):
     """The function of an edge that carries text."""
 
     def __call__(self, text: str) -> str:
-        """Returns the prompt of the image, given all that the source has written. It is called in a thread."""
+        """Returns the prompt of the image, given all that the source has written. It is called in a
+        thread."""
         ...
 
 

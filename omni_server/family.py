@@ -273,8 +273,8 @@ class FamilyModel(ABC):
     def image_prompt(
         self, messages: Sequence[ChatMessage], image: ImageOutput, *, size: ImageSize, seed: int
     ) -> DiffusionPrompt:
-        """Renders a diffusion request. `size` is in `image_sizes` or allowed by `image_features`; `seed` (0 to
-        2**63 - 1) sets the noise. The other fields of `image` that are set are in `image_features`.
+        """Renders a diffusion request. `size` is in `image_sizes` or allowed by `image_features`; `seed` (0
+        to 2**63 - 1) sets the noise. The other fields of `image` that are set are in `image_features`.
 
         The prompt's tokens are those of the image (`omni_server.protocol.images.num_image_tokens`), and more
         for images in the messages: the API reports them as usage. The last stage must return the pixels, RGB
@@ -316,8 +316,8 @@ class ModelFamily(Protocol):
         ...
 
     def outputs(self, model_dir: Path) -> frozenset[Output]:
-        """Returns the outputs of the pipeline that the checkpoint has weights for. Without a stage config, only
-        their stages are deployed. Raises `ConfigError` if config.json lacks the data."""
+        """Returns the outputs of the pipeline that the checkpoint has weights for. Without a stage config,
+        only their stages are deployed. Raises `ConfigError` if config.json lacks the data."""
         ...
 
     def open(self, model_dir: Path) -> FamilyModel:

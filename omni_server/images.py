@@ -82,8 +82,8 @@ class FreeSizes:
         )
 
     def closest(self, shape: ImageSize, num_pixels: int) -> ImageSize:
-        """Returns an allowed size of about `num_pixels`, at most, with the proportions of `shape`; the smallest
-        size if that has more."""
+        """Returns an allowed size of about `num_pixels`, at most, with the proportions of `shape`; the
+        smallest size if that has more."""
         ratio = min(max(shape.width / shape.height, 1 / self.max_ratio), self.max_ratio)
         area = max(self.multiple**2, min(num_pixels, self.max_pixels))
         width, height = math.sqrt(area * ratio), math.sqrt(area / ratio)

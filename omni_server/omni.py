@@ -122,8 +122,9 @@ class AsyncOmni:
             raise
         return omni
 
-    async def submit(self, request: OmniRequest) -> Generation:
-        return await self._orchestrator.submit(request)
+    async def submit(self, request: OmniRequest, through: "EngineHandle[Any] | None" = None) -> Generation:
+        """`through`: the engine to choose in its stage, for a warm-up."""
+        return await self._orchestrator.submit(request, through)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         return self._orchestrator.task_messages(task)
@@ -264,7 +265,7 @@ class AsyncOmni:
             raise first_leaf(failures) from group
 
     async def _answer(self, request: OmniRequest, through: "EngineHandle[Any] | None") -> None:
-        async for _ in await self._orchestrator.submit(request, through):
+        async for _ in await self.submit(request, through):
             pass
 
 

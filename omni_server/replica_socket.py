@@ -6,6 +6,7 @@ from typing import Self
 
 import msgspec
 
+from omni_server.engine.cancellation import cancel_and_wait
 from omni_server.errors import ReplacementError
 from omni_server.omni import AsyncOmni
 from omni_server.protocol.replica_control import (
@@ -31,18 +32,15 @@ class ReplicaSocket:
     @classmethod
     async def open(cls, omni: AsyncOmni) -> Self:
         """Raises `OSError`."""
-        one = cls(omni)
-        one._server = await asyncio.start_unix_server(one._connected, omni.folder / SOCKET_NAME)
-        return one
+        opened = cls(omni)
+        opened._server = await asyncio.start_unix_server(opened._connected, omni.folder / SOCKET_NAME)
+        return opened
 
     async def close(self) -> None:
         """Gives up a replacement that has not been finished."""
         assert self._server is not None
         self._server.close()
-        for task in self._answering:
-            task.cancel()
-        if self._answering:
-            await asyncio.wait(self._answering)
+        await cancel_and_wait(*self._answering)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer))

@@ -387,3 +387,7 @@ class ModelInfo:
     image_features: ImageFeatures = field(default_factory=ImageFeatures)
     hears_videos: bool = False
     """Whether it can hear the audio track of a video with its frames."""
+
+    @property
+    def only_generates_images(self) -> bool:
+        return self.outputs == {"image"}

@@ -16,7 +16,6 @@ from omni_server.api.chat_image import (
     file_options,
     image_output,
     load_image_prompt,
-    only_draws,
     submit_chat,
     with_images,
 )
@@ -129,7 +128,7 @@ class ChatService:
     async def _load(
         self, request: ChatCompletionRequest, model: ModelInfo, held: ExitStack, hears_videos: bool
     ) -> tuple[ChatMessage, ...]:
-        if only_draws(model):
+        if model.only_generates_images:
             return await load_image_prompt(request, model, self._media, self._edit_room, held)
         find_transcript = partial(self._history.transcript, _caller())
         return await load_messages(

@@ -50,18 +50,15 @@ _HINTS = {
 }
 
 
-def only_draws(model: ModelInfo) -> bool:
-    """Whether images are all that the model generates."""
-    return model.outputs == {"image"}
-
-
 def image_output(body: ChatCompletionRequest, model: ModelInfo, limits: ImageLimits) -> ImageOutput | None:
     """Returns the image that the chat asks for, or None. The size is None for `auto`.
 
     Raises `InvalidRequestError`.
     """
-    modalities = ["image"] if body.modalities is None and only_draws(model) else body.modalities or []
-    if only_draws(model) and set(modalities) != {"image"}:
+    modalities = (
+        ["image"] if body.modalities is None and model.only_generates_images else body.modalities or []
+    )
+    if model.only_generates_images and set(modalities) != {"image"}:
         raise unsupported(
             f"The model '{model.name}' answers with an image only: 'modalities' must be ['image'] or absent.",
             "modalities",
@@ -92,8 +89,8 @@ def image_output(body: ChatCompletionRequest, model: ModelInfo, limits: ImageLim
 async def load_image_prompt(
     body: ChatCompletionRequest, model: ModelInfo, media: MediaLoader, room: EditRoom, held: ExitStack
 ) -> tuple[ChatMessage, ...]:
-    """Returns the last user message: what to draw, and the images to edit. Adds the release of their room to
-    `held`.
+    """Returns the last user message: what to generate, and the images to edit. Adds the release of their room
+    to `held`.
 
     Raises `InvalidRequestError`, or `OverloadedError` from loading images.
     """
@@ -131,7 +128,7 @@ def with_images(
 ) -> tuple[OmniRequest, ...]:
     """Adds an image to each choice. The second has the next seed, and so on."""
     if output.size is None:
-        edited = _images_of(requests[0].messages[-1].content) if only_draws(model) else ()
+        edited = _images_of(requests[0].messages[-1].content) if model.only_generates_images else ()
         output = replace(output, size=automatic_size(model, edited, limits.max_output_pixels))
     outputs = consecutive(output, len(requests))
     return tuple(replace(one, image=image) for one, image in zip(requests, outputs, strict=True))

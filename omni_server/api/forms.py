@@ -121,8 +121,8 @@ def last_values(form: Form) -> dict[str, str]:
 
 
 def form_field(field: dict[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a form's optional field that is `field` in JSON. Replaces booleans, and null: unset form
-    fields are empty or absent."""
+    """The JSON schema of a form's optional field that is `field` in JSON. Replaces booleans, and null: unset
+    form fields are empty or absent."""
     described = {key: value for key, value in field.items() if key != "default"}
     if "anyOf" in field:
         described["anyOf"] = [_SCHEMAS.get(branch.get("type"), branch) for branch in field["anyOf"]]

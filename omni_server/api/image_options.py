@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from omni_server.api.validation import Integer, Seed
+from omni_server.api.validation import ExactModel, Integer, Seed
 
 MAX_PROMPT_CHARACTERS = 32_000
 """OpenAI's limit."""
@@ -17,7 +17,7 @@ ImageFormat = Literal["png", "jpeg", "webp"]
 Guidance = Annotated[float, Field(ge=0, le=MAX_GUIDANCE)]
 
 
-class LoraChoice(BaseModel):
+class LoraChoice(ExactModel):
     name: str
     """One that `/v1/models` lists."""
     scale: Annotated[float, Field(ge=-MAX_LORA_SCALE, le=MAX_LORA_SCALE)] = 1.0

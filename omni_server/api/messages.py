@@ -151,8 +151,8 @@ def _in_order_of_calls(messages: list[Message]) -> list[int]:
 def message_parts(
     message: Message, param: str, find_transcript: FindTranscript = _find_nothing
 ) -> list[tuple[TextPart | MediaContent, str]]:
-    """The content parts, with media not yet loaded, each with its request field. `param` is that of the message.
-    Raises `InvalidRequestError`."""
+    """The content parts, with media not yet loaded, each with its request field. `param` is that of the
+    message. Raises `InvalidRequestError`."""
     match message.content:
         case None | "" if message.role == "assistant":
             return [(TextPart(_spoken_or_refused(message, param, find_transcript)), param)]

@@ -38,7 +38,7 @@ async def parse_chat_request(
         raise InvalidRequestError(
             "'stream_options' is allowed only where 'stream' is true.", param="stream_options"
         )
-    if model.text_stage is None and model.outputs != {"image"}:
+    if model.text_stage is None and not model.only_generates_images:
         raise unsupported(f"The model '{model.name}' does not answer chats.", "model")
     output = _speech_output(body, model)
     num_choices = body.n if body.n is not None else 1

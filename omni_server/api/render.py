@@ -95,7 +95,7 @@ class MessageImage(BaseModel):
     """By which OpenAI's client puts the images of a stream together."""
     image_url: ImageUrl
     revised_prompt: str | None = Field(default=None, exclude_if=lambda prompt: prompt is None)
-    """What a text model wrote for it; absent if the image is drawn of the last user message."""
+    """What a text model wrote for it; absent if the last user message is the prompt."""
 
 
 class AssistantMessage(BaseModel):

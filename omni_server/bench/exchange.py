@@ -1,7 +1,7 @@
 """One request and its streamed answer: arrival times, and playback by a simulated player."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,7 +13,7 @@ from omni_server.bench.workload import Workload
 from omni_server.client.stream import SAMPLE_RATE_HZ, Chunk, StreamError, Usage, stream_chunks
 
 _BYTES_PER_SAMPLE = 2
-MAX_FAILURE_CHARS = 220
+_MAX_FAILURE_CHARS = 220
 """Per failure reason in the results."""
 
 
@@ -113,6 +113,24 @@ class _Answer:
             raise StreamError(f"{self.samples} samples, while usage has {codec} codec tokens")
 
 
+async def timed(
+    receive: Awaitable[None], check: Callable[[], None], timeout_s: float
+) -> tuple[float, float, str | None]:
+    """Receives an answer and checks it. Returns when that began and when the answer was complete, both on the
+    clock of `time.perf_counter`, and why it failed, or None. Both may raise `StreamError`."""
+    failure = None
+    began_s = time.perf_counter()
+    try:
+        await receive
+        end_s = time.perf_counter()
+        check()
+    except StreamError as error:
+        failure, end_s = str(error)[:_MAX_FAILURE_CHARS], time.perf_counter()
+    except TimeoutError:
+        failure, end_s = f"not answered within {timeout_s:g} s", time.perf_counter()
+    return began_s, end_s, failure
+
+
 @dataclass(frozen=True)
 class Client:
     """Sends requests to one server."""
@@ -126,19 +144,16 @@ class Client:
     async def send(self, request: PreparedRequest, level_began_s: float) -> RequestRow:
         """Reports failures in the row. `level_began_s`: on the clock of `time.perf_counter`."""
         answer = _Answer()
-        failure = None
-        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
-        sent_s = time.perf_counter()
-        try:
+
+        async def receive() -> None:
+            timeout = aiohttp.ClientTimeout(total=self.timeout_s)
             async with aclosing(stream_chunks(self.session, self.url, request.body, timeout)) as chunks:
                 async for chunk, arrived_s in chunks:
                     answer.add(chunk, arrived_s)
-            end_s = time.perf_counter()
-            answer.check(self.workload, self.sample_tolerance)
-        except StreamError as error:
-            failure, end_s = str(error)[:MAX_FAILURE_CHARS], time.perf_counter()
-        except TimeoutError:
-            failure, end_s = f"not answered within {self.timeout_s:g} s", time.perf_counter()
+
+        sent_s, end_s, failure = await timed(
+            receive(), lambda: answer.check(self.workload, self.sample_tolerance), self.timeout_s
+        )
         playback = play(answer.arrivals)
         usage = answer.usage
         return RequestRow(

@@ -2,13 +2,12 @@
 
 import base64
 import struct
-import time
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import aiohttp
 
-from omni_server.bench.exchange import MAX_FAILURE_CHARS, PreparedRequest
+from omni_server.bench.exchange import PreparedRequest, timed
 from omni_server.bench.results import RequestRow
 from omni_server.bench.workload import Workload
 from omni_server.client.stream import StreamedEvent, StreamError, stream_events
@@ -63,19 +62,14 @@ class ImageClient:
     async def send(self, request: PreparedRequest, level_began_s: float) -> RequestRow:
         """Reports failures in the row. `level_began_s`: on the clock of `time.perf_counter`."""
         answer = _Answer()
-        failure = None
-        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
-        sent_s = time.perf_counter()
-        try:
+
+        async def receive() -> None:
+            timeout = aiohttp.ClientTimeout(total=self.timeout_s)
             async with aclosing(stream_events(self.session, self.url, request.body, timeout)) as events:
                 async for data, arrived_s in events:
                     answer.add(ImageEvent.parse(data), arrived_s)
-            end_s = time.perf_counter()
-            answer.check(self.workload)
-        except StreamError as error:
-            failure, end_s = str(error)[:MAX_FAILURE_CHARS], time.perf_counter()
-        except TimeoutError:
-            failure, end_s = f"not answered within {self.timeout_s:g} s", time.perf_counter()
+
+        sent_s, end_s, failure = await timed(receive(), lambda: answer.check(self.workload), self.timeout_s)
         return RequestRow(
             index=request.index,
             sent_s=sent_s - level_began_s,

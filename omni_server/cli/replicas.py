@@ -25,7 +25,8 @@ from omni_server.protocol.replica_control import (
     encode,
 )
 
-_CONNECT_TIMEOUT_S = 5.0
+_ANSWER_TIMEOUT_S = 5.0
+"""A server answers at once, except that it replaces a replica."""
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +95,7 @@ def _replace(options: argparse.Namespace) -> int:
     if others:
         raise ConfigError("several servers run here: say which one with --server PID, as 'list' shows it")
     began = time.monotonic()
-    answer = _ask(path, ReplaceReplica(options.replica, options.timeout_s))
+    answer = _ask(path, ReplaceReplica(options.replica, options.timeout_s), timeout_s=None)
     if isinstance(answer, NotReplaced):
         raise OmniError(answer.message)
     assert isinstance(answer, Replaced)
@@ -116,20 +117,23 @@ def _servers(pid: int | None) -> list[tuple[Path, Replicas]]:
 def _running() -> Iterator[tuple[Path, Replicas]]:
     for path in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{SOCKET_NAME}")):
         with suppress(ConnectionRefusedError, FileNotFoundError, PermissionError):  # a server that was killed
-            answer = _ask(path, ListReplicas())
+            answer = _ask(path, ListReplicas(), timeout_s=_ANSWER_TIMEOUT_S)
             assert isinstance(answer, Replicas)
             yield path, answer
 
 
-def _ask(path: Path, question: Question) -> Answer:
-    """Raises `OmniError` if the server ends before it answers, and `OSError` if it does not listen."""
+def _ask(path: Path, question: Question, *, timeout_s: float | None) -> Answer:
+    """`timeout_s`: for the answer. A replacement has the server's own deadlines. Raises `OmniError` if the
+    server ends or is silent before it answers, and `OSError` if it does not listen."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        client.settimeout(_CONNECT_TIMEOUT_S)
+        client.settimeout(_ANSWER_TIMEOUT_S)
         client.connect(str(path))
-        client.settimeout(None)
+        client.settimeout(timeout_s)
         client.sendall(encode(question))
         with client.makefile("rb") as answers:
             try:
                 return decode_answer(answers.readline())
             except (ConnectionError, msgspec.DecodeError) as error:
                 raise OmniError("the server has ended without an answer") from error
+            except TimeoutError as error:
+                raise OmniError(f"the server has not answered within {timeout_s:g} s: {path}") from error

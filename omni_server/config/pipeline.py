@@ -133,8 +133,8 @@ _ENDS: dict[type[Payload], tuple[EngineKind, EngineKind]] = {
 class Pipeline:
     """All stages of a family, by name, and the edges between them.
 
-    Raises `ValueError` unless the pipeline meets these conditions: It has one entry, and every other stage has
-    one source. Payloads fit the engines at both ends. An `ar` stage either writes text and may send
+    Raises `ValueError` unless the pipeline meets these conditions: It has one entry, and every other stage
+    has one source. Payloads fit the engines at both ends. An `ar` stage either writes text and may send
     embeddings and the text, or sends frames. A diffusion stage either ends in an output (audio from frames,
     or an image from the prompt or from text) or passes on its result. Each output comes from one stage.
     """

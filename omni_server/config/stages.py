@@ -49,8 +49,8 @@ class SamplingDefaults(FrozenModel):
 
 
 class PredictorSampling(FrozenModel):
-    """How predicted codes are sampled, for requests whose sampled tokens are not greedy. Unset fields keep the
-    model's own value."""
+    """How predicted codes are sampled, for requests whose sampled tokens are not greedy. Unset fields keep
+    the model's own value."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """0 is greedy; higher values sample less likely codes more often."""
@@ -82,8 +82,8 @@ class CommonStage(FrozenModel):
     max_model_len: Annotated[int, Field(ge=1)]
     """Longest sequence in tokens, prompt and answer; for a decoder, the longest window in codec tokens."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto` is the dtype of the checkpoint; for a `diffusion` stage, the family's choice on cuda and float32 on
-    cpu."""
+    """`auto` is the dtype of the checkpoint; for a `diffusion` stage, the family's choice on cuda and float32
+    on cpu."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `AsyncEngineArgs`, passed on unchanged."""
 

@@ -28,7 +28,7 @@ async def uninterrupted(work: Coroutine[object, object, T]) -> T:
     return result
 
 
-async def cancelled(*tasks: asyncio.Task[None]) -> None:
+async def cancel_and_wait(*tasks: asyncio.Task[None]) -> None:
     """Cancels the tasks, and returns when they have ended."""
     for task in tasks:
         task.cancel()

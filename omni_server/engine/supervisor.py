@@ -13,7 +13,7 @@ from typing import Any
 
 from omni_server.config.stage_config import SupervisionConfig
 from omni_server.engine.async_engine import silence_death_reports
-from omni_server.engine.cancellation import cancelled, uninterrupted
+from omni_server.engine.cancellation import cancel_and_wait, uninterrupted
 from omni_server.engine.engine_handle import EngineHandle, Stage
 from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError, OmniError, ReplacementError, StageDeadError, StageDownError
@@ -79,7 +79,7 @@ class Supervisor:
     async def stop(self) -> None:
         """Stops watching, and gives up an engine that is being built. Takes no longer than cleaning up after
         a dead engine. Harmless if not started."""
-        await cancelled(*self._watches.values())
+        await cancel_and_wait(*self._watches.values())
 
     async def replace(self, name: str, timeout_s: float) -> int:
         """Replaces the engine with this name by a new one, without an error for any request: new requests go
@@ -119,7 +119,7 @@ class Supervisor:
     async def _exchange(self, handle: EngineHandle[Any]) -> int:
         """Ends the engine, which has no request, and starts another one."""
         name, began = handle.name, time.monotonic()
-        await cancelled(self._watches[name])
+        await cancel_and_wait(self._watches[name])
         try:
             logger.info("stage '%s' is replaced", name)
             await uninterrupted(handle.shutdown())

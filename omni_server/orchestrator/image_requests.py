@@ -39,7 +39,7 @@ class ImageRequests:
 
     async def written(self, image: ImageOutput) -> tuple[WrittenPrompt, ImageSize]:
         """Returns the prompt that is to be written, and the size of the image. Raises `InvalidRequestError`,
-        before anything is written, for what the model or its stage cannot draw."""
+        before anything is written, for what the model or its stage cannot generate."""
         assert self._to_prompt is not None
         _, size = await asyncio.to_thread(self.render, _user_message(""), image)
 

@@ -1,4 +1,4 @@
-"""The part of a request that draws an image."""
+"""The part of a request that generates an image."""
 
 import asyncio
 from collections.abc import Callable

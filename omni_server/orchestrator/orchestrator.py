@@ -85,14 +85,14 @@ class Orchestrator:
                 self._decoding[edge.source] = speech_decoding(family, config, edge, payload, stages)
         self._running: dict[str, RequestRun] = {}
         self._is_closed = False
-        self._painter = self._entry
+        self._image_stage = self._entry
         """The stage that gets the prompt of an image, if there is one."""
         to_prompt: ImagePromptFunction | None = None
         if (text_edge := config.edge_from(self._entry, Text)) is not None:
             assert text_edge.function is not None
-            self._painter = text_edge.target
+            self._image_stage = text_edge.target
             to_prompt = cast(ImagePromptFunction, load_edge_function(text_edge.function))
-        self.images = ImageRequests(family, config.stages[self._painter], to_prompt)
+        self.images = ImageRequests(family, config.stages[self._image_stage], to_prompt)
         self.num_corrupt: Counter[tuple[str, str]] = Counter()
         """Requests that ended with a `CorruptDataError`, by stage and kind."""
 
@@ -203,7 +203,7 @@ class Orchestrator:
     def _add_image(
         self, graph: RequestGraph, prompt: DiffusionPrompt | WrittenPrompt, size: ImageSize
     ) -> None:
-        stages = self._diffusion_stages(self._painter)
+        stages = self._diffusion_stages(self._image_stage)
         graph.num_image_tokens = num_image_tokens(size.width, size.height)
         graph.add(ImageTask(graph, stages, prompt, size))
 

@@ -74,7 +74,7 @@ class RequestGraph:
         self.text: TextOutput | None = None
         self.audio: AudioTask | None = None
         self.num_image_tokens = 0
-        """Of the image that is drawn."""
+        """Of the generated image."""
         self._tasks: list[GraphTask] = []
 
     def add(self, task: TaskT) -> TaskT:
@@ -111,8 +111,8 @@ class RequestGraph:
             group.create_task(entry.run())
 
     def close(self) -> None:
-        """Drops embeddings that have not been handed on or that arrive later, and leaves all engines. Harmless
-        if already closed."""
+        """Drops embeddings that have not been handed on or that arrive later, and leaves all engines.
+        Harmless if already closed."""
         for handle in tuple(self._bound):
             self.leave(handle)
         for task in self._tasks:
@@ -305,8 +305,8 @@ class TextOutput:
         speaker: ArTask | None = None,
         on_text: Callable[[str], object] | None = None,
     ) -> None:
-        """`speaker` is the stage that receives the embeddings of the text. `on_text` gets all of it when it is
-        complete. `spoken_text` is set if a stop string may cut text that would otherwise be spoken, or if
+        """`speaker` is the stage that receives the embeddings of the text. `on_text` gets all of it when it
+        is complete. `spoken_text` is set if a stop string may cut text that would otherwise be spoken, or if
         text may turn out to be a tool call. `tool_parser` is set if the model may call tools."""
         self._graph = graph
         self._stage = stage

@@ -1,4 +1,5 @@
-"""The scheduler of all speech streams of a decoder: it decides when windows are computed and when playback begins.
+"""The scheduler of all speech streams of a decoder: it decides when windows are computed and when playback
+begins.
 
 It has three rules:
 

@@ -7,8 +7,8 @@ import numpy.typing as npt
 from omni_server.images import Lora
 
 PIXELS_PER_TOKEN = 16 * 16
-"""Image tokens are the unit of such a stage's limits: one is a square of 16 x 16 pixels of the image, which is
-one token of the denoiser in most models."""
+"""Image tokens are the unit of such a stage's limits: one is a square of 16 x 16 pixels of the image, which
+is one token of the denoiser in most models."""
 
 
 def num_image_tokens(width: int, height: int) -> int:

@@ -1,4 +1,5 @@
-"""What `omni-server replicas` asks a running server on its local socket: one line of JSON, and one as the answer.
+"""What `omni-server replicas` asks a running server on its local socket: one line of JSON, and one as the
+answer.
 
 The socket is in the server's private folder, so only its user and root can connect.
 """
@@ -10,7 +11,8 @@ import msgspec
 SOCKET_NAME = "replicas.sock"
 
 ReplicaStatus = Literal["up", "draining", "down"]
-"""`draining`: about to be replaced, and without new requests. `down`: until it is started again."""
+"""`draining`: gets no new requests, because it is about to be replaced or is being warmed up. `down`: until
+it is started again."""
 
 
 class ListReplicas(msgspec.Struct, frozen=True, tag="list"):

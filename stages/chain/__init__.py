@@ -1,4 +1,4 @@
-"""A text model that writes the prompt of an image, and a Diffusers pipeline that draws it."""
+"""A text model that writes the prompt of an image, and a Diffusers pipeline that generates it."""
 
 from stages.chain.family import ChainFamily
 

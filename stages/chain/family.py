@@ -52,12 +52,12 @@ class ChainFamily:
     def footprints(self, model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
         from stages.chain.footprint import text_model_footprint
 
-        return {
-            name: text_model_footprint(model_dir, FOLDER) if stage.model_stage == THINKER else footprint
-            for (name, stage), footprint in zip(
-                config.stages.items(), DIFFUSERS.footprints(model_dir, config).values(), strict=True
-            )
+        thinkers = {
+            name: text_model_footprint(model_dir, FOLDER)
+            for name, stage in config.stages.items()
+            if stage.model_stage == THINKER
         }
+        return thinkers | DIFFUSERS.footprints(model_dir, config)
 
     def outputs(self, model_dir: Path) -> frozenset[Output]:
         return self.pipeline.outputs
@@ -93,4 +93,4 @@ class ChainModel(DiffusersModel):
         return self._text_model.prompt(messages, for_image="image" in outputs, tools=tools)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
-        raise InvalidRequestError("this model writes and draws only")
+        raise InvalidRequestError("this model only writes text and generates images")

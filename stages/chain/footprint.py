@@ -6,7 +6,8 @@ from omni_server.family import KvLayout, StageFootprint
 from stages.checkpoint_footprint import config_errors
 
 WIDE_LAYERS = 4
-"""Estimate: the values per token that a step holds at the same time, in tensors as wide as the largest layer."""
+"""Estimate: the values per token that a step holds at the same time, in tensors as wide as the largest
+layer."""
 
 
 def text_model_footprint(model_dir: Path, folder: str) -> StageFootprint:

@@ -1,4 +1,4 @@
-"""What the pipeline draws of what the text model has written."""
+"""The prompt of the pipeline, of what the text model has written."""
 
 END_OF_THINKING = "</think>"
 """As Qwen's and DeepSeek's models write it. What precedes it is not meant for the reader."""

@@ -44,8 +44,8 @@ class DiffusersPipelineExecutor(Executor):
 
 
 def _called(call: Callable[[], Any], non_block: bool) -> Any:
-    """Returns the result of `call`; with `non_block` a future of it, which is done, so that an error is raised
-    where vLLM reads the result."""
+    """Returns the result of `call`; with `non_block` a future of it, which is done, so that an error is
+    raised where vLLM reads the result."""
     if not non_block:
         return call()
     future: Future[Any] = Future()

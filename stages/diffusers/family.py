@@ -254,8 +254,8 @@ def _pixels_per_latent(folder: PipelineFolder) -> int:
 
 
 def input_image_tokens(folder: PipelineFolder) -> int:
-    """Image tokens of an image to edit, whatever its size: pipelines resize it to about the size for which they
-    were trained, and their denoisers compute it together with the result."""
+    """Image tokens of an image to edit, whatever its size: pipelines resize it to about the size for which
+    they were trained, and their denoisers compute it together with the result."""
     side = _trained_side(folder)
     return num_image_tokens(side, side)
 

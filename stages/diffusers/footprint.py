@@ -4,15 +4,14 @@ from pathlib import Path
 from typing import Literal
 
 from omni_server.config.stage_config import StageConfig
-from omni_server.config.stages import Stage
 from omni_server.family import StageFootprint
 from omni_server.protocol.images import PIXELS_PER_TOKEN
 from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_folder import PipelineFolder
 
 WIDE_LAYERS = 12
-"""Estimate: the values that decoding holds at the same time, in tensors of the image's size with as many channels
-as the decoder's first block. Denoising needs less per token."""
+"""Estimate: the values that decoding holds at the same time, in tensors of the image's size with as many
+channels as the decoder's first block. Denoising needs less per token."""
 DEFAULT_CHANNELS = 128
 """Of decoders that do not say how wide they are; Stable Diffusion's width."""
 
@@ -30,15 +29,15 @@ def stage_footprints(folder: PipelineFolder, config: StageConfig) -> dict[str, S
             weight_bytes=_changed_weight_bytes(folder, stage, config.platform),
         )
         for name, stage in config.stages.items()
+        if isinstance(stage, DiffusersStage)
     }
 
 
 def _changed_weight_bytes(
-    folder: PipelineFolder, stage: Stage, platform: Literal["cpu", "cuda"]
+    folder: PipelineFolder, stage: DiffusersStage, platform: Literal["cpu", "cuda"]
 ) -> int | None:
-    """Of a stage with float8 weights or adapters; None without. Adapters that are not downloaded yet are left
-    out."""
-    assert isinstance(stage, DiffusersStage)
+    """Of a pipeline with float8 weights or adapters; None without. Adapters that are not downloaded yet are
+    left out."""
     if not (stage.layerwise_casting or stage.loras):
         return None
     import torch

@@ -27,7 +27,8 @@ def load_pipeline(
 ) -> Any:
     """Returns the pipeline with its options applied. With `random_weights`, those of the folder are not read.
 
-    Raises `ConfigError` for a folder that must not be loaded, and for options that the pipeline does not have.
+    Raises `ConfigError` for a folder that must not be loaded, and for options that the pipeline does not
+    have.
     """
     folder = read_pipeline_folder(Path(path))
     if not (random_weights or folder.has_weights):

@@ -14,8 +14,8 @@ Loras = tuple[Lora, ...]
 
 
 def lora_file(place: str) -> Path:
-    """Returns the local file of an option's value: a path, or `owner/name/file` on the hub, which is downloaded
-    unless it is in the cache. Raises `ConfigError` if there is no such file."""
+    """Returns the local file of an option's value: a path, or `owner/name/file` on the hub, which is
+    downloaded unless it is in the cache. Raises `ConfigError` if there is no such file."""
     path = Path(place).expanduser()
     if path.is_file():
         return path

@@ -26,8 +26,8 @@ AttentionBackend = Literal[
 
 
 class DiffusersStage(DiffusionStage):
-    """`max_model_len` limits a request, with its images to edit, and `max_num_batched_tokens` all requests of a
-    step, in image tokens: one is a square of 16 x 16 pixels."""
+    """`max_model_len` limits a request, with its images to edit, and `max_num_batched_tokens` all requests of
+    a step, in image tokens: one is a square of 16 x 16 pixels."""
 
     gpu_dtype: ClassVar[ComputeDtype] = "bfloat16"
     """What the published pipelines are meant for; several overflow in float16."""
@@ -44,14 +44,14 @@ class DiffusersStage(DiffusionStage):
     step_cache_threshold: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Relative change of the first block's output up to which a step is skipped."""
     compile: bool = False
-    """Compile the repeated blocks of the denoiser with `torch.compile` before the server is ready. Not together
-    with `step_cache`, `layerwise_casting` or `loras`."""
+    """Compile the repeated blocks of the denoiser with `torch.compile` before the server is ready. Not
+    together with `step_cache`, `layerwise_casting` or `loras`."""
     attention_backend: AttentionBackend | None = None
     """Diffusers' name of the implementation of attention; `null`: torch's. Those of other packages must be
     installed. Without support for masks, requests with prompts of different lengths are not joined."""
     layerwise_casting: bool = False
-    """Store the weights of the denoiser and of text encoders in float8 (e4m3), and convert each layer's for the time
-    of its computation: about half the memory, and images that differ slightly."""
+    """Store the weights of the denoiser and of text encoders in float8 (e4m3), and convert each layer's for
+    the time of its computation: about half the memory, and images that differ slightly."""
     loras: dict[LoraName, LoraPlace] = Field(default_factory=dict)
     """LoRA adapters that requests may choose by name: each is a file, or OWNER/NAME/FILE on the hub. They are
     loaded at the start. Requests with different ones are not joined."""

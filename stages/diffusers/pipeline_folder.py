@@ -49,8 +49,8 @@ class PipelineFolder:
 
 
 def read_pipeline_folder(path: Path) -> PipelineFolder:
-    """Raises `ConfigError` for a folder that is incomplete, has pickled weights only, or needs code that is not
-    in diffusers or transformers. A folder may have no weights at all."""
+    """Raises `ConfigError` for a folder that is incomplete, has pickled weights only, or needs code that is
+    not in diffusers or transformers. A folder may have no weights at all."""
     index = read_json_object(path / INDEX)
     class_name = index.get("_class_name")
     if not isinstance(class_name, str):

@@ -1,5 +1,6 @@
 """Applies Diffusers' own means of speed and memory to a pipeline, as the stage config asks for them."""
 
+import os
 from typing import Any
 
 from omni_server.errors import ConfigError
@@ -50,6 +51,8 @@ def _enable_first_block_cache(pipe: Any, threshold: float) -> None:
 
 
 def _compile(pipe: Any) -> None:
+    # The server sets this on CPUs where vLLM compiles no model. torch would compile nothing, and not say so.
+    os.environ["TORCHDYNAMO_DISABLE"] = "0"
     for denoiser in denoisers_of(pipe):
         try:
             # One kernel for all sizes: compiling takes longer than a step may, so it is done before serving.

@@ -148,7 +148,8 @@ class PipelineRun:
     def _end(self) -> None:
         self._over.set()
         self.call = self.estimate = self.cache_context = None
-        # The scheduler refers to itself and to this run, and so would keep tensors until the garbage collector comes.
+        # The scheduler refers to itself and to this run, and so would keep tensors until the garbage
+        # collector comes.
         del self.pipe.scheduler.step
         self.pipe = None
         _runs.pop(self._thread, None)

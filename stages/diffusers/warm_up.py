@@ -20,7 +20,8 @@ SIDE_MULTIPLE = 64
 CHECK_TOKENS = 256
 """Of the images with which joining is tried."""
 MAX_MEAN_DIFFERENCE = 0.01
-"""Between an image alone and joined. Rounding in bfloat16 stays below; the pixels of another request do not."""
+"""Between an image alone and joined. Rounding in bfloat16 stays below; the pixels of another request do
+not."""
 
 
 class WarmUp:
@@ -33,8 +34,8 @@ class WarmUp:
         share: int | None,
         input_tokens: int,
     ) -> None:
-        """`share` is that of the device's memory, in bytes; None on a CPU. `input_tokens` are those of an image
-        to edit."""
+        """`share` is that of the device's memory, in bytes; None on a CPU. `input_tokens` are those of an
+        image to edit."""
         self._pipeline = pipeline
         self._stage = stage
         self._device = device

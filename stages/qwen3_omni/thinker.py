@@ -194,8 +194,8 @@ class Qwen3OmniThinker(VideoWithTrackModel, Qwen3OmniMoeThinkerForConditionalGen
         *,
         is_multimodal: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Forgets the visual features of the step before first. vLLM's `forward` does so after each step, but not
-        in a CUDA graph, which would add them to whatever tokens come next."""
+        """Clears the visual features of the previous step first. vLLM clears them in `forward`, which does not
+        run when the step is replayed as a CUDA graph; the next step would then add them to its own tokens."""
         self._clear_deepstack_input_embeds(self.deepstack_input_embeds_num_tokens)
         embeds: torch.Tensor = super().embed_input_ids(
             input_ids, multimodal_embeddings, is_multimodal=is_multimodal

@@ -180,8 +180,8 @@ class ThrottledWorkerMixin(VllmWorker):
 def expert_warm_up_sizes(max_num_batched_tokens: int) -> list[int]:
     """Numbers of tokens of a step that together use all kernels of a mixture of experts above 256 tokens.
 
-    vLLM's Triton kernels are tuned for ranges of tokens that are centered at multiples of 512, up to 4096 (see
-    `fused_moe/configs` in vLLM), and Triton compiles each for even and for odd numbers of tokens.
+    vLLM's Triton kernels are tuned for ranges of tokens that are centered at multiples of 512, up to 4096
+    (see `fused_moe/configs` in vLLM), and Triton compiles each for even and for odd numbers of tokens.
     """
     sizes = (even + odd for even in range(512, 4096 + 1, 512) for odd in (0, 1))
     return [size for size in sizes if size <= max_num_batched_tokens]
@@ -209,9 +209,9 @@ class ARWorker(ThrottledWorkerMixin, StageWorkerMixin, _Base):
             self.runner_mixin = ARModelRunnerV1Mixin
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Compiles the kernels of a mixture of experts for steps of many tokens, too. Without that, each kernel
-        is compiled when a step first has such a number of tokens, which delays all requests by a second or
-        two."""
+        """Compiles the kernels of a mixture of experts for steps of many tokens, too. Without that, each
+        kernel is compiled when a step first has such a number of tokens, which delays all requests by a
+        second or two."""
         if self.vllm_config.model_config.is_moe and not current_platform.is_cpu():
             for num_tokens in expert_warm_up_sizes(self.vllm_config.scheduler_config.max_num_batched_tokens):
                 self.model_runner._dummy_run(num_tokens)

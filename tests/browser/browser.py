@@ -129,8 +129,8 @@ class Browser:
         )
 
     def open(self, url: str, *, microphone: str = "granted", script: str = "") -> "WebPage":
-        """The page in a fresh tab, with empty logs and nothing kept. `microphone` is "granted" or "denied", `script`
-        runs first."""
+        """The page in a fresh tab, with empty logs and nothing kept. `microphone` is "granted" or "denied",
+        `script` runs first."""
         old = self.driver.current_window_handle
         self.driver.switch_to.new_window("tab")
         new = self.driver.current_window_handle

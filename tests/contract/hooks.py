@@ -1,5 +1,5 @@
-"""What schemathesis cannot know when it makes requests: which model is served, what sound and image files look
-like, and the rules between fields. Loaded by schemathesis, in a process of its own.
+"""What schemathesis cannot know when it makes requests: which model is served, what sound and image files
+look like, and the rules between fields. Loaded by schemathesis, in a process of its own.
 """
 
 import io
@@ -71,6 +71,7 @@ def map_case(context: schemathesis.HookContext, case: schemathesis.Case) -> sche
                 body.pop("size", None)
                 body.pop("stream", None)
                 body.pop("partial_images", None)
+                body.pop("lora", None)  # none of the model's has such a name
             if "messages" in body and len(str(body)) % 3 == 0:
                 _keep_rules(body)
     return case

@@ -113,7 +113,7 @@ def spoiled_take(feeder: RowFeeder, payload: RowsPayload) -> None:
     if what is None or payload.prompt_length < VICTIM_LENGTH or payload.num_generated_rows != 3:
         _take(feeder, payload)
     elif what == "lost":
-        feeder._outbox.drop(RowsFeed(payload))
+        feeder._drop(RowsFeed(payload))
     elif what == "twice":
         _take(feeder, payload)
         _take(feeder, payload)
@@ -127,7 +127,7 @@ def spoiled_media(feeder: TextRowFeeder, payload: RowsPayload) -> None:
     if what is None or payload.prompt_length < VICTIM_LENGTH:
         _take_media(feeder, payload)
     elif what == "lost":
-        feeder._outbox.drop(RowsFeed(payload))
+        feeder._drop(RowsFeed(payload))
     else:
         raise AssertionError(what)
 

@@ -1,5 +1,5 @@
-"""The family of Diffusers pipelines with a Qwen-Image that fails, waits and counts when it is told to. Named by the
-stage config of these tests alone."""
+"""The family of Diffusers pipelines with a Qwen-Image that fails, waits and counts when it is told to. Named
+by the stage config of these tests alone."""
 
 import os
 from dataclasses import replace

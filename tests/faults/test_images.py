@@ -1,5 +1,5 @@
-"""Faults of a server that generates images, with a tiny Qwen-Image: its engine killed, stopped and made to raise,
-clients that leave in each phase of their request, more requests than it takes, and a storm of both.
+"""Faults of a server that generates images, with a tiny Qwen-Image: its engine killed, stopped and made to
+raise, clients that leave in each phase of their request, more requests than it takes, and a storm of both.
 
 After each of them the same request gets the same file, and nothing is left behind.
 """
@@ -269,8 +269,8 @@ def test_the_request_of_a_client_that_has_left_is_not_computed_to_its_end(
     for how in get_args(Leave):
         place(Scene(served, how))
         assert leaks(served.server, served.client, served.before) == {}
-        # Of 200. That an abort takes effect after the step in which it arrives is tested with the engine; here
-        # it may arrive a little later on a busy machine.
+        # Of 200. That an abort takes effect after the step in which it arrives is tested with the engine;
+        # here it may arrive a little later on a busy machine.
         assert num_counted(served.orders, "denoise") <= MAX_LATE_STEPS
     withdraw(served.orders)
     served.check_that_all_is_as_before()

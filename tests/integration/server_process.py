@@ -29,8 +29,8 @@ _SET_BY_TEST_RUNS = ("OMP_NUM_THREADS", "HF_HUB_OFFLINE")
 
 
 class ServerProcess:
-    """Started by the constructor, which returns when `/ready` is 200. A `with` block ends with SIGTERM, which must
-    end it cleanly."""
+    """Started by the constructor, which returns when `/ready` is 200. A `with` block ends with SIGTERM, which
+    must end it cleanly."""
 
     def __init__(
         self,

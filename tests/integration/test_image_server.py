@@ -55,8 +55,8 @@ def generator(cache: Path) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Image to image with the components of another pipeline. Unlike those of other pipelines, its input has the
-    size of the result."""
+    """Image to image with the components of another pipeline. Unlike those of other pipelines, its input has
+    the size of the result."""
     folder = tmp_path_factory.mktemp("img2img")
     checkpoint = make_demo_checkpoint(folder / "checkpoint", family="diffusers", pipeline="sd3")
     index = checkpoint / "model_index.json"

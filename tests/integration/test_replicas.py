@@ -1,4 +1,5 @@
-"""Two replicas of each stage, on real engines: the same answers, the death of one, its replacement, aborts."""
+"""Two replicas of each stage, on real engines: the same answers, the death of one, its replacement,
+aborts."""
 
 import asyncio
 import os

@@ -101,9 +101,9 @@ async def test_an_engine_that_dies_in_the_first_request_ends_the_start(
     files = queue_files()
     submit = AsyncOmni.submit
 
-    async def kill_and_submit(omni: AsyncOmni, request: OmniRequest) -> Generation:
+    async def kill_and_submit(omni: AsyncOmni, request: OmniRequest, through: None) -> Generation:
         os.kill(omni.engine_pids()["talker"], signal.SIGKILL)
-        return await submit(omni, request)
+        return await submit(omni, request, through)
 
     monkeypatch.setattr(AsyncOmni, "submit", kill_and_submit)
     expected = r"stage 'talker' has died: its engine process was killed \(SIGKILL\)"

@@ -64,7 +64,8 @@ def greedy_ids(checkpoint: Path, prompt: str, num_tokens: int, *, first: int = 0
 
 
 def greedy_frames(checkpoint: Path, prompt: str, num_frames: int) -> npt.NDArray[np.int64]:
-    """What transformers and `ToyPredictingSpeaker`'s rule make: codes from 0 on, `[num_frames, codebooks]`."""
+    """What transformers and `ToyPredictingSpeaker`'s rule make: codes from 0 on, `[num_frames,
+    codebooks]`."""
     model = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     alphabet = {byte: number for number, byte in enumerate(_byte_order())}
     frames: list[list[int]] = []

@@ -25,8 +25,8 @@ EDIT_FORM_LIMITS = FormLimits(
 
 
 def parse_edit_form(form: Form, max_images: int) -> tuple[ImageEditForm, list[bytes]]:
-    """Returns the checked fields and the files of the images, at most `max_images`. Files that are to be refused
-    are among the extra fields. Raises `InvalidRequestError`."""
+    """Returns the checked fields and the files of the images, at most `max_images`. Files that are to be
+    refused are among the extra fields. Raises `InvalidRequestError`."""
     refused = {name: form.files[name] for name in _REFUSED_FILES if name in form.files}
     fields = validate(ImageEditForm, last_values(form) | refused)
     if any(any(form.fields.get(name, ())) for name in _IMAGE_FIELDS):
@@ -50,7 +50,12 @@ def parse_edit_form(form: Form, max_images: int) -> tuple[ImageEditForm, list[by
 def edit_form_body() -> dict[str, Any]:
     """`openapi_extra` of a route that reads the form."""
     schema = ImageEditForm.model_json_schema()
+    del schema["$defs"]  # of `lora`, which is text in a form
     schema["properties"] = {name: form_field(field) for name, field in schema["properties"].items()}
+    schema["properties"]["lora"] = {
+        "type": "string",
+        "description": "Extension: an adapter of the model by its name, or JSON, as in a generation.",
+    }
     schema["properties"]["image"] = {
         "type": "array",
         "items": {"type": "string", "format": "binary"},

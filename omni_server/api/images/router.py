@@ -132,8 +132,8 @@ class ImageService:
             (generation,) = generations
             events = self._events(generation, _EventWriter(writer, output, kind), held.pop_all())
             return EventStreamResponse(generation.request_id, events, first=await anext(events))
-        drawn, usage = await self._collect(generations)
-        body = await asyncio.to_thread(_render, writer, drawn, outputs, usage)
+        generated, usage = await self._collect(generations)
+        body = await asyncio.to_thread(_render, writer, generated, outputs, usage)
         return Response(body, media_type="application/json")
 
     async def _collect(self, generations: Sequence[Generation]) -> tuple[list[ImageDone], Usage]:
@@ -154,8 +154,8 @@ class ImageService:
     async def _events(
         self, generation: Generation, writer: "_EventWriter", held: ExitStack
     ) -> AsyncGenerator[bytes, None]:
-        """Yields frames. The first comes with the first step, or after `sse_keep_alive_s` of waiting; failures
-        before it have their own status. Closes `held` at the end."""
+        """Yields frames. The first comes with the first step, or after `sse_keep_alive_s` of waiting;
+        failures before it have their own status. Closes `held` at the end."""
         done: Pixels | None = None
         try:
             async with aclosing(follow(generation, self._state, self._keep_alive_s)) as events:
@@ -224,13 +224,13 @@ def _render(
 
 
 def _image_usage(usage: Usage) -> ImageUsage:
-    prompt, num_written, num_drawn = usage.prompt, usage.text_tokens, usage.image_tokens
+    prompt, num_written, num_generated = usage.prompt, usage.text_tokens, usage.image_tokens
     return ImageUsage(
         input_tokens=prompt.total,
         input_tokens_details=InputTokens(image_tokens=prompt.image, text_tokens=prompt.text),
-        output_tokens=num_written + num_drawn,
-        output_tokens_details=OutputTokens(image_tokens=num_drawn, text_tokens=num_written),
-        total_tokens=prompt.total + num_written + num_drawn,
+        output_tokens=num_written + num_generated,
+        output_tokens_details=OutputTokens(image_tokens=num_generated, text_tokens=num_written),
+        total_tokens=prompt.total + num_written + num_generated,
     )
 
 

@@ -81,7 +81,7 @@ class GeneratedImage(BaseModel):
     b64_json: str
     """Base64 of the file."""
     revised_prompt: str | None = Field(default=None, exclude_if=lambda prompt: prompt is None)
-    """What a text model wrote; absent if the image is drawn of the prompt as it is."""
+    """What a text model wrote; absent if the prompt is used as it is."""
 
 
 class ImagesResponse(BaseModel):

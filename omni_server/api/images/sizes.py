@@ -12,8 +12,8 @@ _BYTES_PER_PIXEL = 3
 
 
 def check_size_limits(model: ModelInfo, config: ApiConfig) -> None:
-    """Raises `ConfigError` if `max_output_pixels` allows no image of the model, or images whose streams do not
-    fit `max_unsent_bytes`."""
+    """Raises `ConfigError` if `max_output_pixels` allows no image of the model, or images whose streams do
+    not fit `max_unsent_bytes`."""
     if not model.image_sizes:
         return
     areas = [size.num_pixels for size in model.image_sizes]
@@ -43,8 +43,8 @@ def offered_sizes(model: ModelInfo, max_pixels: int) -> list[ImageSize]:
 
 
 def automatic_size(model: ModelInfo, images: Sequence[ImagePart], max_pixels: int) -> ImageSize | None:
-    """The size of an image for which the request gives none; None if the generator may choose. `max_pixels` is
-    that of a config that passes `check_size_limits`."""
+    """The size of an image for which the request gives none; None if the generator may choose. `max_pixels`
+    is that of a config that passes `check_size_limits`."""
     first, free = offered_sizes(model, max_pixels)[0], model.image_features.free_sizes
     if first == model.image_sizes[0]:
         return None

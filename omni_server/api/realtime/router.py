@@ -59,7 +59,7 @@ def realtime_router(
         try:
             model = state.require_generator().model_info
             check_model(websocket.query_params.get("model", model.name), model)
-            if model.outputs == {"image"}:
+            if model.only_generates_images:
                 raise InvalidRequestError(
                     f"The model '{model.name}' generates images only.",
                     param="model",

@@ -1,4 +1,5 @@
-"""Components of Diffusers pipelines with random weights, most of them tiny: tokenizers, text encoders, decoders."""
+"""Components of Diffusers pipelines with random weights, most of them tiny: tokenizers, text encoders,
+decoders."""
 
 import json
 import tempfile

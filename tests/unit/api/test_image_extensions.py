@@ -151,8 +151,8 @@ async def test_the_model_s_card_says_what_it_makes() -> None:
         "needs_input_image": False,
         "loras": ["paper", "ink"],
     }
-    only_draws = (await card(IMAGE_MODEL))["images"]
-    assert (only_draws["free_sizes"], only_draws["parameters"]) == (None, [])
+    without_options = (await card(IMAGE_MODEL))["images"]
+    assert (without_options["free_sizes"], without_options["parameters"]) == (None, [])
     limited = (await card(EDITING_MODEL, ApiConfig(max_output_pixels=1024)))["images"]
     assert (limited["sizes"], limited["free_sizes"]["max_pixels"]) == (["32x32"], 1024)
     below = (await card(EDITING_MODEL, ApiConfig(max_output_pixels=1000)))["images"]

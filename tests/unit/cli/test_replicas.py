@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from omni_server.cli import replicas
 from omni_server.cli.main import main
 from omni_server.engine.process_files import PREFIX
 from omni_server.errors import ReplacementError
@@ -104,6 +105,20 @@ async def test_a_server_that_ends_meanwhile_is_told(
     await listening.close()
     assert await replacing == 1
     assert capsys.readouterr().err == "omni-server: failed: the server has ended without an answer\n"
+
+
+async def test_a_server_that_is_silent_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(replicas, "_ANSWER_TIMEOUT_S", 0.1)
+    folder = tmp_path / f"{PREFIX}a"
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(folder / "replicas.sock"))
+        silent.listen()
+        assert await run("list") == 1
+    assert "the server has not answered within 0.1 s" in capsys.readouterr().err
 
 
 async def test_without_a_server_it_is_told_where_was_looked(

@@ -19,6 +19,7 @@ OPTIONS = {"compile": True, "max_model_len": 64}
 def test_after_the_warm_up_nothing_is_compiled(
     tiny: Callable[[str], Tiny], tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")  # as the server sets it on CPUs
     # Traced and specialized as always, without minutes of code generation.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()

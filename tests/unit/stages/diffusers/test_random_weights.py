@@ -1,4 +1,5 @@
-"""Folders without weights: their sizes are those of their configs, and they are served with random weights."""
+"""Folders without weights: their sizes are those of their configs, and they are served with random
+weights."""
 
 from collections.abc import Callable
 from pathlib import Path
