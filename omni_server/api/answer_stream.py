@@ -4,10 +4,11 @@ An answer has one generation in total, per choice, per passage of a text or per 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
+from omni_server.api.audio_pace import AudioPace
 from omni_server.api.state import ObservedGenerator, ServerState
 from omni_server.api.unsent import AnswerQueue, ChoiceEvent
 from omni_server.errors import InvalidRequestError, OmniError
@@ -43,31 +44,42 @@ def total_usage(usages: Sequence[Usage]) -> Usage:
 
 
 async def follow(
-    generation: Generation, state: ServerState, heartbeat_s: float | None = None
+    generation: Generation,
+    state: ServerState,
+    heartbeat_s: float | None = None,
+    pace: AudioPace | None = None,
 ) -> AsyncGenerator[OmniEvent | None, None]:
     """Like `follow_choices`, for a single generation and without the index."""
-    async with aclosing(follow_choices([generation], state, heartbeat_s)) as events:
+    async with aclosing(follow_choices([generation], state, heartbeat_s, pace)) as events:
         async for event in events:
             yield None if event is None else event[1]
 
 
 async def follow_choices(
-    generations: Sequence[Generation], state: ServerState, heartbeat_s: float | None = None
+    generations: Sequence[Generation],
+    state: ServerState,
+    heartbeat_s: float | None = None,
+    pace: AudioPace | None = None,
 ) -> AsyncGenerator[ChoiceEvent | None, None]:
     """Yields events until every generation has finished, and None after every `heartbeat_s` seconds
-    of silence.
+    of silence. With a `pace`, audio and what is behind it wait until they may be sent.
 
     Raises what a generation raises, `ServerState.abort_error` when the server aborts, and
     `InvalidRequestError` when the backlog exceeds what `ServerState.unsent` allows. In that last case the
     generations are closed even if the reader requests no further event; otherwise the submitter closes them.
     """
     queue = AnswerQueue(state.unsent, generations[0].request_id, heartbeat_s)
-    state.on_abort.add(queue.wake)
+    wakers: set[Callable[[], object]] = {queue.wake}
+    if pace is not None:
+        wakers.add(pace.release)
+    state.on_abort |= wakers
     pumps = [asyncio.create_task(_pump(*choice, queue)) for choice in enumerate(generations)]
     try:
         num_running = len(generations)
         while num_running:
             item = await queue.get() if state.abort_error is None else None
+            if pace is not None and isinstance(item, tuple):
+                await pace.wait(item[1])
             if state.abort_error is not None:  # checked first: a generation may never pause
                 raise state.abort_error
             if isinstance(item, BaseException):
@@ -76,7 +88,7 @@ async def follow_choices(
                 num_running -= 1
             yield item
     finally:
-        state.on_abort.discard(queue.wake)
+        state.on_abort -= wakers
         queue.close()
         for pump in pumps:
             pump.cancel()
@@ -103,7 +115,8 @@ async def _pump(index: int, generation: Generation, queue: AnswerQueue) -> None:
 class TaskRun:
     """A task split into several requests: the passages of a text or the pieces of a recording.
 
-    They run one after another. For speech, each ends long before a listener has heard all of it."""
+    They run one after another. For speech, each ends long before a listener has heard all of it, or the
+    limit `ApiConfig.max_audio_ahead_s` earlier."""
 
     generator: ObservedGenerator
     """Not looked up again: a draining server still completes started tasks."""
@@ -111,6 +124,8 @@ class TaskRun:
     requests: Sequence[OmniRequest]
     input_param: str
     """The request field that the prompts come from; prompt errors name it."""
+    pace: AudioPace | None = None
+    """Of all requests together; None sends audio at once."""
     usages: list[Usage] = field(default_factory=list)
     """Usage of each request that has ended so far."""
     num_cut_short: int = 0
@@ -124,7 +139,7 @@ class TaskRun:
         for request in self.requests:
             generation = await self._submit(request)
             try:
-                async with aclosing(follow(generation, self.state, heartbeat_s)) as events:
+                async with aclosing(follow(generation, self.state, heartbeat_s, self.pace)) as events:
                     async for event in events:
                         if isinstance(event, Finished):
                             self.usages.append(event.usage)

@@ -3,6 +3,7 @@
 from functools import partial
 
 from fastapi import FastAPI
+from starlette.types import Lifespan
 
 from omni_server import __version__
 from omni_server.api.access import AccessMiddleware, ApiKeys, CorsHeaders, needs_key
@@ -24,8 +25,8 @@ from omni_server.api.unsent import UnsentBudget
 from omni_server.api.web.page import docs_router, page_router
 
 
-def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
-    """Serves `state.generator`; responds with 503 until it is set.
+def create_app(state: ServerState, config: ApiConfig, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+    """Serves `state.generator`; responds with 503 until it is set. `lifespan` is for web servers that run it.
 
     Raises `ConfigError` for a malformed entry in `config.allowed_media_domains`, an invalid media folder,
     or a malformed API key.
@@ -34,6 +35,7 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
     state.unsent = UnsentBudget(
         config.max_unsent_bytes, config.max_total_unsent_bytes, state.metrics.answers_dropped.inc
     )
+    state.max_audio_ahead_s = config.max_audio_ahead_s
     admission = Admission(
         state.metrics, max_queue=config.max_queue, max_per_caller=config.max_concurrency_per_key
     )
@@ -47,6 +49,7 @@ def create_app(state: ServerState, config: ApiConfig) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         root_path=config.root_path,
+        lifespan=lifespan,
     )
     install_error_handlers(app)
     app.include_router(chat_router(state, config, admission, edit_room))

@@ -167,7 +167,8 @@ class ChatService:
         usages: list[Usage] = []
         for renderer in renderers:
             yield renderer.opening()
-        async with aclosing(follow_choices(generations, self._state, self._keep_alive_s)) as events:
+        following = follow_choices(generations, self._state, self._keep_alive_s, self._state.audio_pace())
+        async with aclosing(following) as events:
             async for item in events:
                 if item is None:
                     yield KEEP_ALIVE

@@ -81,6 +81,8 @@ class ApiConfig:
     its answer is dropped and it gets an error."""
     max_total_unsent_bytes: int = 1024**3
     """The same for all answers together; the largest is dropped."""
+    max_audio_ahead_s: float | None = None
+    """Streamed audio is sent at most so far ahead of its playback; None sends it at once."""
     http_send_timeout_s: float = 30.0
     """An HTTP client that reads nothing for this time is disconnected."""
     allowed_local_media_path: Path | None = None

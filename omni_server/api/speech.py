@@ -124,8 +124,8 @@ async def _answer(state: ServerState, config: ApiConfig, given: object) -> Respo
     name = f"speech-{uuid.uuid4().hex}"
     body = validate(SpeechRequest, given)
     requests, audio_format = _parse(body, name, generator)
-    run = TaskRun(generator, state, requests, input_param="input")
     speed = 1.0 if body.speed is None else body.speed
+    run = TaskRun(generator, state, requests, input_param="input", pace=state.audio_pace(speed))
     if body.stream_format == "sse":
         events = _events(run, _file(run, name, audio_format, speed, config.sse_keep_alive_s))
         return EventStreamResponse(name, events, first=await anext(events))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from omni_server import __version__
 from omni_server.api.access_log import log_session_answer
+from omni_server.api.audio_pace import AudioPace
 from omni_server.api.config import ApiConfig
 from omni_server.api.request_record import AnswerRecord, current_request
 from omni_server.api.server_metrics import ServerMetrics
@@ -32,6 +33,7 @@ class ServerState:
         self.metrics = ServerMetrics(__version__)
         self.unsent = UnsentBudget(ApiConfig.max_unsent_bytes, ApiConfig.max_total_unsent_bytes)
         """Budget of all running answers."""
+        self.max_audio_ahead_s = ApiConfig.max_audio_ahead_s
         self.draining = asyncio.Event()
         """Set once the server has been asked to stop."""
         self.abort_error: OmniError | None = None
@@ -73,6 +75,10 @@ class ServerState:
         down = self.generator.stage_down()
         if down is not None:
             raise down
+
+    def audio_pace(self, speed: float = 1.0) -> AudioPace | None:
+        """Returns the pace of a new answer that is streamed; None if its audio is sent at once."""
+        return None if self.max_audio_ahead_s is None else AudioPace(self.max_audio_ahead_s, speed)
 
     @contextmanager
     def request_in_flight(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ _COMMANDS = {
     "verify": "compare the answers with those of transformers, and write a report",
     "config": "check, show and list stage configs",
     "replicas": "list the engines of a running server, and replace one",
+    "ray": "run whole pipelines on the machines of a Ray cluster",
 }
 
 
@@ -87,6 +88,8 @@ def _fill(name: str, parser: argparse.ArgumentParser) -> None:
             from omni_server.cli.config import fill
         case "replicas":
             from omni_server.cli.replicas import fill
+        case "ray":
+            from omni_server.cli.ray import fill
     fill(parser)
 
 

@@ -10,13 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from omni_server.api.access import is_loopback
 from omni_server.api.listener import check_address
 from omni_server.audio.formats import AUDIO_FORMATS
-from omni_server.check.default_config import resolve_deployment
-from omni_server.cli.model_flags import model_or_demo
-from omni_server.cli.placement_flags import refuse_contradictions
+from omni_server.cli.pipeline import prepare, running
 from omni_server.cli.process import (
     Printer,
     drop_unwritable_output,
@@ -29,12 +28,14 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
 from omni_server.engine.start_progress import LONGEST_SILENCE_S
-from omni_server.errors import ConfigError
 from omni_server.family import load_family
 from omni_server.generation import Generator
 from omni_server.log_format import set_up_logging
 from omni_server.native_stderr import redirect_native_stderr
 from omni_server.types import ModelInfo
+
+if TYPE_CHECKING:  # imported when the engines start
+    from omni_server.omni import AsyncOmni
 
 logger = logging.getLogger(__name__)
 
@@ -71,18 +72,7 @@ def serve(options: ServeOptions) -> int:
     on_progress: Callable[[str], None] = (
         partial(logger.info, "%s") if options.log_format == "json" else progress_printer(out)
     )
-    refuse_contradictions(options.stage_config, options.quantization)
-    model_dir, config = resolve_deployment(
-        model_or_demo(options.model, options.demo, on_progress),
-        options.stage_config,
-        use_cpu=options.use_cpu,
-        quantization=options.quantization,
-        revision=options.revision,
-        needs_weights=options.load_format != "dummy",
-        on_progress=on_progress,
-    )
-    if options.request_timeout_s is not None:
-        config = config.model_copy(update={"request_timeout_s": options.request_timeout_s})
+    model_dir, config = prepare(options, on_progress)
     return _run(options, model_dir, config, on_progress, out)
 
 
@@ -98,36 +88,17 @@ def _run(
     redirect_native_stderr()
     return_freed_memory()
     from omni_server.api.server import run_server
-    from omni_server.check.files import explained, refuse_damaged_files
-    from omni_server.omni import AsyncOmni
-    from omni_server.replica_socket import ReplicaSocket
 
+    pipeline = contextlib.AsyncExitStack()
     started: list[AsyncOmni] = []
-    sockets: list[ReplicaSocket] = []
 
-    async def start() -> AsyncOmni:
-        refuse_damaged_files(model_dir, config, load_format=options.load_format)
-        try:
-            omni = await AsyncOmni.start(
-                model_dir,
-                config,
-                served_model_names=options.served_model_names,
-                load_format=options.load_format,
-                on_progress=on_progress,
-            )
-        except ConfigError as error:
-            raise await asyncio.to_thread(
-                explained, error, model_dir, config, load_format=options.load_format
-            ) from error
+    async def start() -> "AsyncOmni":
+        omni = await pipeline.enter_async_context(running(options, model_dir, config, on_progress))
         started.append(omni)
-        sockets.append(await ReplicaSocket.open(omni))
         return omni
 
     async def stop(_: Generator) -> None:
-        for replicas in sockets:
-            await replicas.close()
-        for omni in started:
-            await omni.stop()
+        await pipeline.aclose()
 
     def on_ready(address: str) -> None:
         out(ready_message(address, started[0].model_info))

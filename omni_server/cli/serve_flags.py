@@ -58,6 +58,9 @@ _REQUEST_LIMITS: Limits = {
         "unsent parts of all answers together; beyond it, the answer with the largest unsent part ends with "
         "an error"
     ),
+    ("--max-audio-ahead", "max_audio_ahead_s", seconds): (
+        "audio of a stream that the client has not played yet; the rest waits in the server"
+    ),
     ("--send-timeout", "http_send_timeout_s", seconds): (
         "time after which an HTTP client that reads nothing is disconnected"
     ),
@@ -121,10 +124,10 @@ class ServeOptions:
     api: ApiConfig
 
 
-def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+def add_serve_flags(parser: argparse.ArgumentParser, defaults: ApiConfig = _DEFAULTS) -> None:
     """Add all flags; most names are those of `vllm serve`. A flag stored under the name of a field of
     `ApiConfig` or `MediaLimits` sets that field and uses its default."""
-    parser.set_defaults(**vars(_DEFAULTS.media_limits) | vars(_DEFAULTS))
+    parser.set_defaults(**vars(defaults.media_limits) | vars(defaults))
     _add_model_flags(parser.add_argument_group("model"))
     _add_http_flags(parser.add_argument_group("HTTP"))
     access = (
@@ -309,7 +312,10 @@ def _add_tls_flags(group: "argparse._ArgumentGroup") -> None:
 def _add_limits(group: "argparse._ArgumentGroup", limits: Limits) -> None:
     for (flag, field, kind), text in limits.items():
         default = group.get_default(field)
-        shown = _shown_size(default) if kind is size else f"{default:.12g}"
+        if default is None:
+            shown = "no limit"
+        else:
+            shown = _shown_size(default) if kind is size else f"{default:.12g}"
         group.add_argument(
             flag,
             dest=field,

@@ -47,7 +47,7 @@ class ServerProcess:
         log. Without `is_forked` it is a new interpreter, which imports all by itself. `has_queue`: embeddings
         flow from one stage to another. `environment`: variables besides those of the test run."""
         self._log = log
-        port = _free_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.unready_statuses: set[tuple[int, str]] = set()
         """Status and error code of every answer of `/ready` before the first 200."""
@@ -242,7 +242,7 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -100,6 +100,10 @@ NOT_RUN = {
         "docs/reliability.md",
         "scripts/make_demo_checkpoint demo",
     ): "measures for minutes what tests/faults asserts",
+    (
+        "docs/scaling.md",
+        "pip install 'omni-server[cuda,ray]'",
+    ): "needs several machines; tests/integration/test_ray.py deploys on a cluster of one node",
     ("docs/reliability.md", "scripts/abort_storm demo"): "tests/faults/test_load.py has a shorter storm",
     ("docs/reliability.md", "scripts/soak demo"): "tests/faults/test_load.py has 20 seconds of it",
     ("docs/reliability.md", "scripts/overload demo"): "tests/faults/test_load.py has ten seconds of it",
@@ -109,7 +113,7 @@ NOT_RUN = {
 
 PROGRAMS_OF_OTHERS = {
     *("[", "apt-get", "cd", "curl", "export", "git", "ln", "mkdir", "mmdebstrap", "open-webui", "pip"),
-    *("printf", "python3", "source"),
+    *("printf", "python3", "ray", "source"),
 }
 DOCKER_VALUES = {
     *("--build-arg", "--cap-drop", "--cpus", "--entrypoint", "--env", "--env-file", "--file", "--gpus"),

@@ -136,7 +136,7 @@ class ResponseRun:
         try:
             if request.tools is None:
                 self._writer.open_message()
-            async with aclosing(follow(generation, self._state)) as stream:
+            async with aclosing(follow(generation, self._state, pace=self._state.audio_pace())) as stream:
                 async for event in stream:
                     match event:
                         case TextDelta(text=text):

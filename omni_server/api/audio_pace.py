@@ -1,0 +1,42 @@
+"""Sends streamed audio at most so far ahead of its playback.
+
+Audio is generated faster than it is played, and a stream normally passes it on at once. That is right while
+the connection slows the stream down for a client that does not read. A proxy that takes everything without
+waiting, as Ray Serve's does, would hold the whole answer for such a client, and would have taken it already
+when the listener interrupts.
+"""
+
+import asyncio
+from contextlib import suppress
+
+from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, OmniEvent
+
+
+class AudioPace:
+    """The pace of one answer. Playback is assumed to begin with the first audio and to stop where no more has
+    been sent. Belongs to one event loop."""
+
+    def __init__(self, max_ahead_s: float, speed: float = 1.0) -> None:
+        """A second of audio is played in 1 / `speed` seconds."""
+        self._max_ahead_s = max_ahead_s
+        self._samples_per_s = SAMPLE_RATE_HZ * speed
+        self._played_at = 0.0
+        """The event loop's time when all audio that has been sent will have been played."""
+        self._released = asyncio.Event()
+
+    async def wait(self, event: OmniEvent) -> None:
+        """Returns when `event` may be sent: at once, unless it is audio and the listener still has more than
+        `max_ahead_s` seconds to play."""
+        if not isinstance(event, AudioDelta):
+            return
+        loop = asyncio.get_running_loop()
+        delay_s = self._played_at - self._max_ahead_s - loop.time()
+        if delay_s > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay_s):
+                    await self._released.wait()
+        self._played_at = max(self._played_at, loop.time()) + event.samples.size / self._samples_per_s
+
+    def release(self) -> None:
+        """Ends the current wait; later audio does not wait."""
+        self._released.set()

@@ -1,0 +1,52 @@
+"""Whole pipelines as an application of Ray Serve. Needs the extra `ray`."""
+
+import os
+
+from ray import serve
+
+from omni_server.cli.ray_flags import deployment_of
+from omni_server.cli.ray_options import RayOptions, concurrent_requests, pipeline_needs
+from omni_server.cli.ray_replica import PipelineReplica
+from omni_server.cli.serve_flags import ServeOptions
+from omni_server.config.stage_config import StageConfig
+
+_HEALTH_PERIOD_S = 2.0
+"""Ray Serve replaces a replica that fails three times in a row."""
+
+
+def application(args: dict[str, list[str]]) -> serve.Application:
+    """Builds the application for a Ray Serve config file. `args` has `arguments`, those of `omni-server ray
+    deploy`; Ray Serve itself sets what `--address`, `--app-name`, `--host` and `--port` would.
+
+    Raises `ConfigError`, and exits for wrong flags.
+    """
+    return bound(*deployment_of(args["arguments"]))
+
+
+def bound(options: ServeOptions, ray_options: RayOptions, stage_config: StageConfig) -> serve.Application:
+    """Describes the deployment to Ray Serve."""
+    needs = pipeline_needs(stage_config, options.api, ray_options.cpus_per_pipeline)
+    pipeline = serve.deployment(serve.ingress()(PipelineReplica), name="pipeline").options(
+        max_ongoing_requests=needs.max_ongoing_requests,
+        max_queued_requests=needs.max_queued_requests,
+        graceful_shutdown_timeout_s=needs.graceful_shutdown_timeout_s,
+        health_check_period_s=_HEALTH_PERIOD_S,
+        ray_actor_options={
+            "num_gpus": needs.num_gpus,
+            "num_cpus": needs.num_cpus,
+            # Ray would set it to `num_cpus`, for each of the engines.
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}},
+        },
+    )
+    if ray_options.max_pipelines is None:
+        pipeline = pipeline.options(num_replicas=ray_options.pipelines)
+    else:
+        target = ray_options.requests_per_pipeline or concurrent_requests(stage_config)
+        pipeline = pipeline.options(
+            autoscaling_config={
+                "min_replicas": ray_options.pipelines,
+                "max_replicas": ray_options.max_pipelines,
+                "target_ongoing_requests": target,
+            }
+        )
+    return pipeline.bind(options, stage_config)

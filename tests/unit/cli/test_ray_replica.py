@@ -1,0 +1,87 @@
+"""A replica of Ray Serve, as Ray Serve drives it, without engines and without Ray."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from omni_server.cli import ray_replica
+from omni_server.cli.ray_flags import deployment_of
+from omni_server.cli.ray_replica import PipelineReplica
+from omni_server.errors import ConfigError
+from omni_server.types import TextDelta
+from tests.unit.api.clients import URL, chat, http_client
+from tests.unit.api.fake_generator import MODEL, FakeGenerator, Hang
+
+
+class FakePipeline:
+    """Takes the place of the engines."""
+
+    def __init__(self) -> None:
+        self.generator = FakeGenerator()
+        self.error: Exception | None = None
+        self.is_running = False
+
+    @asynccontextmanager
+    async def running(self, *_: object) -> AsyncIterator[FakeGenerator]:
+        if self.error is not None:
+            raise self.error
+        self.is_running = True
+        try:
+            yield self.generator
+        finally:
+            self.is_running = False
+
+
+@pytest.fixture
+def pipeline(monkeypatch: pytest.MonkeyPatch) -> FakePipeline:
+    fake = FakePipeline()
+    monkeypatch.setattr(ray_replica, "running", fake.running)
+    monkeypatch.setattr(ray_replica, "prepare", lambda options, out, config: (Path("/model"), config))
+    for name in ("set_up_logging", "return_freed_memory", "set_engine_environment"):
+        monkeypatch.setattr(ray_replica, name, lambda *_: None)
+    monkeypatch.setattr(ray_replica.fork_server, "import_engine_modules", lambda _: None)
+    return fake
+
+
+def replica_of(*flags: str) -> PipelineReplica:
+    options, _, config = deployment_of(["some/model", "--stage-config", "qwen2_5_omni.demo-cpu", *flags])
+    return PipelineReplica(options, config)
+
+
+async def test_it_serves_the_application_of_serve(pipeline: FakePipeline) -> None:
+    replica = replica_of("--api-key", "secret")
+    app = await replica.__serve_build_asgi_app__()
+    async with app.router.lifespan_context(app), http_client(app) as client:
+        assert (await client.post(URL, json=chat())).status_code == 401
+        answer = await client.post(URL, json=chat(), headers={"authorization": "Bearer secret"})
+        assert answer.json()["model"] == MODEL.name
+        assert (await client.get("/ready")).status_code == 200
+        await replica.check_health()
+        assert pipeline.is_running
+    assert not pipeline.is_running
+
+
+async def test_a_pipeline_that_has_died_for_good_is_unhealthy_and_its_requests_end(
+    pipeline: FakePipeline,
+) -> None:
+    pipeline.generator.script = [TextDelta("a", (1,)), Hang()]
+    replica = replica_of()
+    async with http_client(await replica.__serve_build_asgi_app__()) as client:
+        asking = asyncio.create_task(client.post(URL, json=chat()))
+        await pipeline.generator.submitted.wait()
+        pipeline.generator.alive = False
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="A stage of the server has died for good"):
+                await replica.check_health()
+        answer = await asking
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
+        assert (await client.get("/health")).status_code == 503
+
+
+async def test_a_pipeline_that_cannot_start_says_why(pipeline: FakePipeline) -> None:
+    pipeline.error = ConfigError("lower the share")
+    with pytest.raises(ConfigError, match="lower the share"):
+        await replica_of().__serve_build_asgi_app__()
