@@ -3,10 +3,12 @@
 import os
 
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 
 from omni_server.cli.ray_flags import deployment_of
 from omni_server.cli.ray_options import RayOptions, concurrent_requests, pipeline_needs
 from omni_server.cli.ray_replica import PipelineReplica
+from omni_server.cli.ray_router import LessBusyOfTwo
 from omni_server.cli.serve_flags import ServeOptions
 from omni_server.config.stage_config import StageConfig
 
@@ -31,6 +33,7 @@ def bound(options: ServeOptions, ray_options: RayOptions, stage_config: StageCon
         max_queued_requests=needs.max_queued_requests,
         graceful_shutdown_timeout_s=needs.graceful_shutdown_timeout_s,
         health_check_period_s=_HEALTH_PERIOD_S,
+        request_router_config=RequestRouterConfig(request_router_class=LessBusyOfTwo),
         ray_actor_options={
             "num_gpus": needs.num_gpus,
             "num_cpus": needs.num_cpus,

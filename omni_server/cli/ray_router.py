@@ -1,0 +1,19 @@
+"""Which pipeline gets a request in Ray Serve."""
+
+import random
+
+from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
+
+
+class LessBusyOfTwo(FIFOMixin, RequestRouter):
+    """The one with fewer running requests of two that are chosen at random, on whatever machines they are.
+
+    Ray Serve's own router prefers the machine of the proxy. All that comes through one proxy would go to the
+    pipeline there, whatever its load is, and one that autoscaling adds elsewhere would get nothing.
+    """
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Returns one group; Ray Serve takes the member with the fewest requests that is not full."""
+        return [random.sample(candidate_replicas, min(2, len(candidate_replicas)))]
