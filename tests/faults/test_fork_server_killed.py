@@ -6,12 +6,8 @@ import signal
 from pathlib import Path
 
 from tests.faults.supervised_server import RECOVERY_TIMEOUT_S, STAGES, SupervisedServer, samples
-from tests.integration.server_process import command_line, is_running, wait_until
+from tests.integration.server_process import command_line, is_running, parent_of, wait_until
 from tests.integration.test_server import answer_to, outcome, spoken
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_server_goes_on_with_new_engines_when_the_fork_server_is_killed(

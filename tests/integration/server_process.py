@@ -209,6 +209,11 @@ def is_running(pid: int) -> bool:
     return stat is not None and stat[0] not in "ZX"
 
 
+def parent_of(pid: int) -> int:
+    """Raises `FileNotFoundError` if it has ended."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def _ticks(pid: int) -> int:
     """Hundredths of a second that the process has computed, without its threads of gloo."""
     ticks = _used(_stat(pid))

@@ -1,38 +1,87 @@
-"""`omni-server ray deploy` on a Ray cluster of one node, with the demo checkpoint.
+"""`omni-server ray deploy` on a Ray cluster of two nodes on this machine, each with a pipeline of the demo
+checkpoint. If root runs this, the second node has a /dev/shm of its own, as another machine has."""
 
-Needs the extra `ray`: `scripts/test tests/integration/test_ray.py -m ray`.
-"""
-
+import base64
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
+import numpy as np
+import numpy.typing as npt
 import openai
 import pytest
 
-from tests.integration.server_process import MODEL, ROOT, free_port, is_running, wait_until
-from tests.integration.test_server import ENDLESS, answer_to, outcome, samples_of, spoken, stream_of
+from tests.integration.server_process import MODEL, ROOT, free_port, is_running, parent_of, wait_until
+from tests.integration.test_server import (
+    ENDLESS,
+    answer_to,
+    outcome,
+    samples_of,
+    spoken,
+    stream_of,
+    text_of,
+)
 from tests.omni_families import QWEN2_5_OMNI
 from tests.unit.api.clients import URL
 
-pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.filterwarnings(
-        "ignore:connect\\(\\) must be used as a context manager:DeprecationWarning"  # OpenAI's client does so
-    ),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:connect\\(\\) must be used as a context manager:DeprecationWarning"  # OpenAI's client does so
+)
 
 DEPLOY_TIMEOUT_S = 300
 REPLACEMENT_TIMEOUT_S = 180
+SAMPLE_RATE = 24000
 
 
-class RayPipeline:
-    """A cluster with one pipeline. It is found as its operator finds it: through HTTP and `omni-server
+@dataclass(frozen=True)
+class Pipeline:
+    """As `omni-server replicas list` shows it."""
+
+    pid: int
+    """Of the Ray Serve replica."""
+    num_requests: int
+    """In the stage that has most."""
+    engine_pids: list[int]
+
+
+class SpeechStream:
+    """An answer that is read as far as it is needed."""
+
+    def __init__(self, response: httpx2.Response) -> None:
+        """Returns when the first sound is there."""
+        self._lines = response.iter_lines()
+        self._sound = b""
+        assert self.reaches(0.1)
+
+    @property
+    def samples(self) -> npt.NDArray[np.int16]:
+        return np.frombuffer(self._sound, "<i2")
+
+    def reaches(self, seconds: float) -> bool:
+        """Whether so much speech came before the connection was cut."""
+        try:
+            while self.samples.size < seconds * SAMPLE_RATE:
+                line = next(self._lines)
+                if '"data":' in line:
+                    (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                    self._sound += base64.b64decode(choice["delta"]["audio"]["data"])
+        except httpx2.RemoteProtocolError:
+            return False
+        return True
+
+
+class RayPipelines:
+    """A cluster with two pipelines. They are found as their operator finds them: through HTTP and `omni-server
     replicas`."""
 
     def __init__(self, checkpoint: Path, log: Path) -> None:
@@ -56,7 +105,7 @@ class RayPipeline:
         address = self._cluster.stdout.readline().strip()
         try:
             flags = ["--stage-config", QWEN2_5_OMNI.stage_config, "--served-model-name", MODEL]
-            flags += ["--address", address, "--host", "127.0.0.1", "--port", str(port)]
+            flags += ["--address", address, "--host", "127.0.0.1", "--port", str(port), "--pipelines", "2"]
             self._run("ray", "deploy", str(checkpoint), *flags)
         except BaseException:
             self.close()
@@ -67,25 +116,30 @@ class RayPipeline:
         assert self._cluster.stdout is not None
         self._cluster.stdin.close()
         try:
-            assert self._cluster.wait(60) == 0, self.log.read_text()
+            assert self._cluster.wait(120) == 0, self.log.read_text()
         finally:
             self._cluster.kill()
             self._cluster.stdout.close()
             self._temp.cleanup()
 
-    def replica_pid(self) -> int | None:
-        """Process id of the replica; None while there is none."""
-        return self._listed()[0]
+    def listed(self) -> list[Pipeline]:
+        """Those that are up."""
+        pipelines = []
+        for block in filter(None, self._run("replicas", "list", check=False).split("\n\n")):
+            server, _, *replicas = block.splitlines()
+            rows = [row.split() for row in replicas]
+            pids = [int(pid) for _, pid, *_ in rows if pid != "-"]  # "-" if an engine is down
+            pipelines.append(
+                Pipeline(int(server.split()[1].rstrip(",")), max(int(row[2]) for row in rows), pids)
+            )
+        return pipelines
 
-    def engine_pids(self) -> list[int]:
-        return self._listed()[1]
+    def is_on_head(self, pipeline: Pipeline) -> bool:
+        """Whether the daemon of its node is a child of the cluster's program."""
+        return parent_of(parent_of(pipeline.pid)) == self._cluster.pid
 
-    def _listed(self) -> tuple[int | None, list[int]]:
-        listed = self._run("replicas", "list", check=False).splitlines()
-        if not listed:
-            return None, []
-        pids = [line.split()[1] for line in listed[2:]]  # "-" if an engine is down
-        return int(listed[0].split()[1].rstrip(",")), [int(pid) for pid in pids if pid != "-"]
+    def num_requests(self) -> list[int]:
+        return [pipeline.num_requests for pipeline in self.listed()]
 
     def _run(self, *arguments: str, check: bool = True) -> str:
         finished = subprocess.run(
@@ -102,37 +156,51 @@ class RayPipeline:
 
 
 @pytest.fixture(scope="module")
-def pipeline(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPipeline]:
-    running = RayPipeline(checkpoint, tmp_path_factory.mktemp("ray") / "cluster.log")
-    pids = running.engine_pids()
+def pipelines(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPipelines]:
+    running = RayPipelines(checkpoint, tmp_path_factory.mktemp("ray") / "cluster.log")
+    listed = running.listed()
     yield running
-    pids += running.engine_pids()
+    listed += running.listed()
     running.close()
-    assert not any(map(is_running, pids))
+    assert not any(is_running(pid) for pipeline in listed for pid in pipeline.engine_pids)
 
 
 @pytest.fixture(scope="module")
-def client(pipeline: RayPipeline) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=pipeline.url, timeout=300) as client:
+def client(pipelines: RayPipelines) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=pipelines.url, timeout=300) as client:
         yield client
 
 
-def load(client: httpx2.Client) -> int:
-    """Running requests and sessions."""
-    running: int = client.get("/load").json()["server_load"]
-    return running
+def assert_same_beginning(one: npt.NDArray[np.int16], other: npt.NDArray[np.int16]) -> None:
+    """Rounding may differ with what is computed at the same time."""
+    size = min(one.size, other.size)
+    assert np.abs(one[:size].astype(int) - other[:size]).max() <= 1
+
+
+def test_each_node_runs_a_pipeline(pipelines: RayPipelines) -> None:
+    listed = pipelines.listed()
+    assert [len(pipeline.engine_pids) for pipeline in listed] == [3, 3]
+    assert len({parent_of(pipeline.pid) for pipeline in listed}) == 2  # Ray's daemon of the node
+
+
+def test_what_comes_through_one_proxy_is_shared_by_the_pipelines_of_both_nodes(client: httpx2.Client) -> None:
+    started = set()  # the requests follow each other on one connection, and so through one proxy
+    while len(started) < 2:
+        metrics = client.get("/metrics").text
+        started |= set(re.findall(r"^process_start_time_seconds (\S+)", metrics, re.MULTILINE))
 
 
 def test_a_streamed_answer_is_the_whole_one(client: httpx2.Client) -> None:
-    completion, streamed = answer_to(client, spoken()), stream_of(client, spoken())
-
+    completion = answer_to(client, spoken())
     text, sound = outcome(completion)
-    assert (streamed.transcript, streamed.data) == (text, sound)
     assert samples_of(completion).any()
+    for _ in range(6):
+        streamed = stream_of(client, spoken())
+        assert (streamed.transcript, streamed.data) == (text, sound)
 
 
-def test_a_realtime_session_answers(pipeline: RayPipeline) -> None:
-    official = openai.OpenAI(base_url=f"{pipeline.url}/v1", api_key="EMPTY", max_retries=0)
+def test_a_realtime_session_answers(pipelines: RayPipelines) -> None:
+    official = openai.OpenAI(base_url=f"{pipelines.url}/v1", api_key="EMPTY", max_retries=0)
     with official.realtime.connect(model=MODEL) as connection:
         connection.response.create(response={"output_modalities": ["text"], "max_output_tokens": 4})
         kinds = []
@@ -143,24 +211,55 @@ def test_a_realtime_session_answers(pipeline: RayPipeline) -> None:
     assert kinds[:2] == ["session.created", "response.created"]
 
 
-def test_a_client_that_disconnects_ends_its_request(client: httpx2.Client) -> None:
+def test_a_client_that_disconnects_ends_its_request(pipelines: RayPipelines, client: httpx2.Client) -> None:
     with client.stream("POST", URL, json=spoken(**ENDLESS) | {"stream": True}) as response:
         lines = response.iter_lines()  # closes the response when it is collected
         next(lines)
-        assert load(client) == 1
-    wait_until(lambda: load(client) == 0, 30)
+        assert sum(pipelines.num_requests()) == 1
+    wait_until(lambda: sum(pipelines.num_requests()) == 0, 30)
 
 
-def test_a_killed_replica_takes_its_engines_with_it_and_is_replaced(
-    pipeline: RayPipeline, client: httpx2.Client
+def test_a_killed_pipeline_ends_its_own_streams_only_and_is_replaced(
+    pipelines: RayPipelines, client: httpx2.Client
 ) -> None:
-    before = answer_to(client, spoken())
-    killed, engines = pipeline.replica_pid(), pipeline.engine_pids()
-    assert killed is not None
-    assert len(engines) == 3
+    before = outcome(answer_to(client, spoken()))
+    # A minute of speech, of which at most 10 s are sent ahead of playback.
+    body = spoken() | {"stage_sampling": {"talker": ENDLESS | {"temperature": 0}}, "stream": True}
+    with ExitStack() as left:
+        started = time.monotonic()
+        streams: list[SpeechStream] = []
+        while 0 in pipelines.num_requests():
+            assert len(streams) < 10
+            streams.append(SpeechStream(left.enter_context(client.stream("POST", URL, json=body))))
+        killed, other = pipelines.listed()
 
-    os.kill(killed, signal.SIGKILL)
+        os.kill(killed.pid, signal.SIGKILL)
 
-    wait_until(lambda: not any(map(is_running, engines)), 30)
-    wait_until(lambda: pipeline.replica_pid() not in (None, killed), REPLACEMENT_TIMEOUT_S)
-    assert outcome(answer_to(client, spoken())) == outcome(before)
+        unsent_s = time.monotonic() - started + 11
+        cut = [stream for stream in streams if not stream.reaches(unsent_s)]
+        assert (len(cut), len(streams) - len(cut)) == (killed.num_requests, other.num_requests)
+        assert text_of(answer_to(client, spoken())) == before[0]
+    for stream in streams[1:]:
+        assert_same_beginning(stream.samples, streams[0].samples)
+    wait_until(lambda: not any(map(is_running, killed.engine_pids)), 60)
+
+    def is_replaced() -> bool:
+        pids = {pipeline.pid for pipeline in pipelines.listed()}
+        return len(pids) == 2 and killed.pid not in pids
+
+    wait_until(is_replaced, REPLACEMENT_TIMEOUT_S)
+    for _ in range(4):
+        assert outcome(answer_to(client, spoken())) == before
+
+
+def test_the_loss_of_a_node_ends_its_pipeline_only(pipelines: RayPipelines, client: httpx2.Client) -> None:
+    before = outcome(answer_to(client, spoken()))
+    (lost,) = [pipeline for pipeline in pipelines.listed() if not pipelines.is_on_head(pipeline)]
+
+    os.kill(parent_of(lost.pid), signal.SIGKILL)
+
+    wait_until(lambda: not any(map(is_running, [lost.pid, *lost.engine_pids])), 60)
+    (remaining,) = pipelines.listed()
+    assert remaining.pid != lost.pid
+    with httpx2.Client(base_url=pipelines.url, timeout=300) as new:
+        assert outcome(answer_to(new, spoken())) == before
