@@ -189,6 +189,8 @@ class OmniRequest:
     other; None uses the time of submission."""
     is_another_choice: bool = False
     """Another choice for a prompt that was already submitted."""
+    caller: str = ""
+    """Under load, callers take turns: one with few requests does not wait for all those of another."""
     is_logged: bool = True
     """Log a line with all its times at level DEBUG when it completes."""
     tools: ToolUse | None = None

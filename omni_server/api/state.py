@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from omni_server import __version__
 from omni_server.api.access_log import log_session_answer
 from omni_server.api.audio_pace import AudioPace
 from omni_server.api.config import ApiConfig
-from omni_server.api.request_record import AnswerRecord, current_request
+from omni_server.api.request_record import AnswerRecord, RequestRecord, current_request
 from omni_server.api.server_metrics import ServerMetrics
 from omni_server.api.unsent import UnsentBudget
 from omni_server.errors import InvalidRequestError, OmniError, OverloadedError
@@ -117,7 +118,10 @@ class ObservedGenerator:
     async def submit_fitting(self, request: OmniRequest, shorter: Shorter) -> Generation:
         """Like `submit`, but retries a prompt that is too long with what `shorter` returns, until that is
         None. All attempts count as one answer in log and metrics."""
-        answer = self._begin(request)
+        record = current_request()
+        if record is not None:
+            request = replace(request, caller=record.caller)
+        answer = self._begin(request, record)
         try:
             while True:
                 try:
@@ -141,8 +145,7 @@ class ObservedGenerator:
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         return self._generator.task_messages(task)
 
-    def _begin(self, request: OmniRequest) -> AnswerRecord:
-        record = current_request()
+    def _begin(self, request: OmniRequest, record: RequestRecord | None) -> AnswerRecord:
         self._state.metrics.running.inc()
 
         def end(answer: AnswerRecord) -> None:

@@ -124,12 +124,14 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         row_sink: RowSink | None = None,
         *,
         tokens_per_output: int = 1,
+        priority: int = 0,
     ) -> ArStream:
         """Starts a request. `row_sink` is called with each payload of rows, before the tokens of its step. It
         must not raise.
 
         With `tokens_per_output` n > 1, the stage sends tokens only when their number passes a multiple of n,
-        and the rest at the end. Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
+        and the rest at the end. Requests with the lowest `priority` are computed first, and the earliest of
+        equal ones. Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
         """
         engine = self.engine
         if isinstance(prompt, RenderedPrompt):
@@ -146,7 +148,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
                 add = (
                     engine.add_request if params.structured_outputs is None else engine.add_structured_request
                 )
-                queue = await add(request_id, engine_input, params)
+                queue = await add(request_id, engine_input, params, priority=priority)
         except BaseException as exc:
             engine.row_sinks.pop(request_id, None)
             engine.drop_codes(request_id)

@@ -164,13 +164,18 @@ class StageAsyncLLM(AsyncLLM):
         self.output_processor.drop_codes(request_id)
 
     async def add_structured_request(
-        self, request_id: str, engine_input: EngineInput, params: SamplingParams
+        self, request_id: str, engine_input: EngineInput, params: SamplingParams, *, priority: int = 0
     ) -> RequestOutputCollector:
         """`add_request` for `params` with a grammar. vLLM compiles it to check it, which can take seconds,
         and for a rendered prompt does so on the event loop; this method uses a thread."""
         tasks = await self.get_supported_tasks()
         request = await asyncio.to_thread(
-            self.input_processor.process_inputs, request_id, engine_input, params, supported_tasks=tasks
+            self.input_processor.process_inputs,
+            request_id,
+            engine_input,
+            params,
+            supported_tasks=tasks,
+            priority=priority,
         )
         return await self.add_request(request_id, request, params)
 

@@ -112,7 +112,6 @@ def diffusion_engine_args(
         # A step ends with its results on the host, so there is nothing to overlap the next step with.
         "async_scheduling": False,
         "kv_cache_memory_bytes": NO_KV_CACHE_BYTES,
-        "scheduling_policy": "priority",  # a request's priority is its playout deadline
     }
     if stepwise is not None:
         del arguments["worker_cls"]
@@ -140,6 +139,8 @@ def _common(
         "max_num_seqs": stage.max_num_seqs,
         "max_num_batched_tokens": stage.max_num_batched_tokens,
         "disable_log_stats": True,
+        # Callers take turns; the priority of a window of speech is its playout deadline.
+        "scheduling_policy": "priority",
         "use_tqdm_on_load": False,  # the worker reports its progress
     }
     if hf_overrides is not None:

@@ -58,6 +58,7 @@ class ImageTask:
                 graph.request_id,
                 prompt.token_ids,
                 prompt.payload,
+                priority=graph.turn.number,
                 on_event=self._take,
                 timeline=graph.timeline,
             )

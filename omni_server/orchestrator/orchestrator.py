@@ -26,6 +26,7 @@ from omni_server.errors import (
 )
 from omni_server.family import DiffusionPrompt, EmbeddingsPrompt, FamilyModel
 from omni_server.images import ImageOutput, ImageSize
+from omni_server.orchestrator.caller_turns import CallerTurns
 from omni_server.orchestrator.image_requests import ImageRequests
 from omni_server.orchestrator.image_task import ImageTask, WrittenPrompt
 from omni_server.orchestrator.request_graph import ArTask, AudioTask, RequestGraph, TextOutput
@@ -84,6 +85,7 @@ class Orchestrator:
                 stages = self._diffusion_stages(edge.target)
                 self._decoding[edge.source] = speech_decoding(family, config, edge, payload, stages)
         self._running: dict[str, RequestRun] = {}
+        self._turns = CallerTurns()
         self._is_closed = False
         self._image_stage = self._entry
         """The stage that gets the prompt of an image, if there is one."""
@@ -140,7 +142,7 @@ class Orchestrator:
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic() if request.began_at is None else request.began_at
         voice = None if request.speech is None else self._voice(request.speech)
-        graph = RequestGraph(request.request_id, through)
+        graph = RequestGraph(request.request_id, self._turns.take(request.caller), through)
         try:
             if request.image is not None and not self.images.has_written_prompts:
                 tokens = await self._add_image_alone(graph, request, request.image)

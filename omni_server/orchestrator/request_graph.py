@@ -21,6 +21,7 @@ from omni_server.engine.engine_handle import EngineHandle, HandleT, Stage
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.sampling import StageSampling
 from omni_server.errors import CorruptDataError, OmniError
+from omni_server.orchestrator.caller_turns import Turn
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
 from omni_server.orchestrator.request_timeline import RequestTimeline
@@ -64,9 +65,10 @@ class RequestGraph:
     """Filled by `add`. `run` returns when all outputs are complete. `close` must follow, even after a
     failure."""
 
-    def __init__(self, request_id: str, through: EngineHandle[Any] | None = None) -> None:
+    def __init__(self, request_id: str, turn: Turn, through: EngineHandle[Any] | None = None) -> None:
         """`through`: the engine to choose in its stage."""
         self.request_id = request_id
+        self.turn = turn
         self._through = through
         self._bound: list[EngineHandle[Any]] = []
         self.events: asyncio.Queue[OmniEvent | OmniError] = asyncio.Queue()
@@ -97,6 +99,7 @@ class RequestGraph:
             handle.leave()
 
     def emit(self, event: OmniEvent) -> None:
+        self.turn.begin()
         self.events.put_nowait(event)
 
     async def run(self) -> None:
@@ -113,6 +116,7 @@ class RequestGraph:
     def close(self) -> None:
         """Drops embeddings that have not been handed on or that arrive later, and leaves all engines.
         Harmless if already closed."""
+        self.turn.end()
         for handle in tuple(self._bound):
             self.leave(handle)
         for task in self._tasks:
@@ -180,6 +184,7 @@ class ArTask:
             self.params,
             None if fed is None else fed.take,
             tokens_per_output=self.output.tokens_per_output,
+            priority=self.graph.turn.number,
         )
         try:
             if self.source is not None:

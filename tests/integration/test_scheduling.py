@@ -1,10 +1,13 @@
 """Results do not depend on what else runs, on how prompts are cut, or on memory running short."""
 
+import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from omni_server.offline import collect
 from omni_server.types import OmniRequest, SamplingConfig
 from tests.integration.live import LiveOmni, demo_config, spoken, written
 from tests.integration.parity import Expected, expected, same_tokens
@@ -59,6 +62,29 @@ def test_eight_mixed_requests_at_once_with_preemption_and_chunked_prefill(
     assert resumed["talker"] > 0
     assert cramped.held_rows() == 0
     assert cramped.row_slots().in_use == 0
+
+
+def test_a_caller_with_one_request_does_not_wait_for_all_those_of_another(
+    cramped: LiveOmni, wanted: list[Expected]
+) -> None:
+    requests = [replace(written(wanted[0].case.messages), caller="busy") for _ in range(32)]
+    ended: list[str] = []
+    one_has_ended = asyncio.Event()  # so the first eight are being computed
+
+    async def answer(request: OmniRequest) -> None:
+        await collect(cramped.omni, request)
+        ended.append(request.caller)
+        one_has_ended.set()
+
+    async def together() -> None:
+        async with asyncio.TaskGroup() as group:
+            for request in requests:
+                group.create_task(answer(request))
+            await one_has_ended.wait()
+            group.create_task(answer(replace(written(wanted[0].case.messages), caller="patient")))
+
+    cramped.run(together())
+    assert ended.index("patient") < 24
 
 
 def test_text_only_requests_never_reach_the_talker(cramped: LiveOmni, wanted: list[Expected]) -> None:

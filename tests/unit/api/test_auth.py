@@ -145,6 +145,14 @@ async def test_the_caller_has_a_name_that_is_not_the_key() -> None:
     assert names == ["key-2", "key-1", "key-2"]
 
 
+async def test_the_callers_name_is_told_to_the_stages() -> None:
+    generator = FakeGenerator()
+    async with http_client(app_of(generator, GUARDED)) as client:
+        for key in (OTHER_KEY, KEY):
+            assert (await client.post(URL, json=chat("Hello"), headers=bearer(key))).status_code == 200
+    assert [request.caller for request in generator.requests] == ["key-2", "key-1"]
+
+
 @pytest.mark.parametrize("keys", [("",), (KEY, ""), ("two words",), ("line\nbreak",)])
 def test_keys_that_cannot_be_meant_are_refused(keys: Sequence[str]) -> None:
     with pytest.raises(ConfigError, match="an API key is empty, or holds"):

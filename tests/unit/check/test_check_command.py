@@ -133,8 +133,13 @@ def test_two_gpus_are_checked_each_by_itself(check: Check, seven_b: Path) -> Non
     assert code == 0
     assert [device["index"] for device in report["devices"]] == [0, 1]
 
-    error = the_error(check(seven_b, *words, "--device-memory", "20G"))
-    assert error.startswith("memory: device 0 has 21.5 GB")
+    code, report = check(seven_b, *words, "--device-memory", "20G")
+    assert code == 2
+    first, second = errors(report)
+    assert first.startswith("memory: device 0 has 21.5 GB")
+    assert second.startswith(
+        "memory: stages.code2wav.gpu_memory_utilization 0.2 is 4.3 GB of device 1; the stage needs 5.3 GB"
+    )
 
 
 def test_without_a_stage_config_the_plan_for_the_size_is_printed_as_a_table(

@@ -23,7 +23,7 @@ def config_of(name: str) -> StageConfig:
     ("name", "num_gpus", "num_cpus"),
     [
         ("qwen2_5_omni", 1, 4),
-        ("qwen2_5_omni.2gpu", 2, 4),
+        ("qwen2_5_omni.2gpu", 2, 5),
         ("qwen2_5_omni.4gpu", 4, 8),
         ("qwen3_omni.8gpu", 8, 11),
         ("qwen2_5_omni.demo-cpu", 0, 4),

@@ -82,7 +82,7 @@ class FakeEngine:
         self.input_processor = SimpleNamespace(mm_encoder_cache_size=50)
 
     async def add_request(
-        self, request_id: str, engine_input: object, params: SamplingParams
+        self, request_id: str, engine_input: object, params: SamplingParams, *, priority: int
     ) -> RequestOutputCollector:
         if self.error is not None:
             raise self.error
@@ -92,10 +92,10 @@ class FakeEngine:
         return self.queue
 
     async def add_structured_request(
-        self, request_id: str, engine_input: object, params: SamplingParams
+        self, request_id: str, engine_input: object, params: SamplingParams, *, priority: int
     ) -> RequestOutputCollector:
         self.structured.append(request_id)
-        return await self.add_request(request_id, engine_input, params)
+        return await self.add_request(request_id, engine_input, params, priority=priority)
 
     async def abort(self, request_id: str, *, internal: bool) -> None:
         self.requests.pop(request_id.removesuffix("-internal") if internal else request_id, None)

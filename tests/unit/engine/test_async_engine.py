@@ -27,10 +27,18 @@ class Processor:
         self.thread: int | None = None
 
     def process_inputs(
-        self, request_id: str, prompt: Any, params: SamplingParams, supported_tasks: tuple[str, ...]
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        supported_tasks: tuple[str, ...],
+        *,
+        priority: int,
     ) -> SimpleNamespace:
         self.thread = threading.get_ident()
-        return SimpleNamespace(request_id=request_id, prompt=prompt, params=params, tasks=supported_tasks)
+        return SimpleNamespace(
+            request_id=request_id, prompt=prompt, params=params, tasks=supported_tasks, priority=priority
+        )
 
 
 class Engine(StageAsyncLLM):
@@ -54,11 +62,11 @@ async def test_grammar_is_checked_in_a_thread_and_the_engine_gets_what_came_of_i
     processor = Processor()
     engine = Engine(processor)
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+"))
-    await engine.add_structured_request("a", tokens_input([1, 2]), params)
+    await engine.add_structured_request("a", tokens_input([1, 2]), params, priority=3)
     assert processor.thread not in (None, threading.get_ident())
     (prepared,) = engine.added
     assert (prepared.request_id, prepared.params, prepared.tasks) == ("a", params, ("generate",))
-    assert prepared.prompt["prompt_token_ids"] == [1, 2]
+    assert (prepared.prompt["prompt_token_ids"], prepared.priority) == ([1, 2], 3)
 
 
 def payload(block: InlineBlock | SharedBlock) -> RowsPayload:

@@ -21,6 +21,7 @@ from omni_server.engine.feed_outbox import FeedOutbox
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.errors import CorruptDataError
 from omni_server.family import CodecLayout, TextRows
+from omni_server.orchestrator.caller_turns import CallerTurns
 from omni_server.orchestrator.request_graph import ArTask, AudioTask, RequestGraph, TextOutput
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
@@ -124,6 +125,7 @@ class FakeArStage(FakeEngine):
         self.feed_error: Exception | None = None
         self.prompts: list[RenderedPrompt | tuple[int, ...]] = []
         self.params: list[SamplingParams] = []
+        self.priorities: list[int] = []
         self.dropped: list[SharedBlock] = []
         self.outbox = FeedOutbox(self.feed, self.dropped.append)
 
@@ -140,10 +142,12 @@ class FakeArStage(FakeEngine):
         row_sink: RowSink | None = None,
         *,
         tokens_per_output: int = 1,
+        priority: int = 0,
     ) -> FakeStream:
         await self.open_gate.wait()
         if self.open_error is not None:
             raise self.open_error
+        self.priorities.append(priority)
         self.prompts.append(prompt)
         self.params.append(params)
         self.streams.append(FakeStream(f"{self.name}-{len(self.streams)}", row_sink, tokens_per_output))
@@ -272,7 +276,7 @@ class Stages:
         prompt = RenderedPrompt(PROMPT_IDS, None)
         if reply is not None:
             prompt = RenderedPrompt(PROMPT_IDS + reply, None, "given", len(reply))
-        graph, speaker = RequestGraph("request"), None
+        graph, speaker = RequestGraph("request", CallerTurns().take("caller")), None
         if speech:
             graph.audio = AudioTask(
                 graph, "talker", decoding=self.decoding(frames), edge=self.edge, stop_ids=(STOP_CODE,)

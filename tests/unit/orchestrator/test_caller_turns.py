@@ -1,0 +1,77 @@
+"""Callers take turns: numbers of requests, and what the stages are given."""
+
+from dataclasses import replace
+
+from omni_server.orchestrator.caller_turns import CallerTurns, Turn
+from tests.unit.orchestrator.fake_stages import settle
+from tests.unit.orchestrator.test_orchestrator import Pipeline, request
+
+
+def numbers(turns: list[Turn]) -> list[int]:
+    return [turn.number for turn in turns]
+
+
+def test_requests_of_one_caller_keep_their_order() -> None:
+    turns = CallerTurns()
+    first = [turns.take("a") for _ in range(3)]
+    first[0].begin()
+    first[0].end()
+    assert numbers([*first, turns.take("a")]) == [0, 1, 2, 3]
+
+
+def test_another_caller_waits_for_no_request_that_has_not_begun() -> None:
+    turns = CallerTurns()
+    busy = [turns.take("busy") for _ in range(100)]
+    for turn in busy[:8]:
+        turn.begin()
+    patient = [turns.take("patient") for _ in range(3)]
+    assert numbers(patient) == numbers(busy[7:10])  # one of each in turn
+
+
+def test_a_caller_gains_nothing_by_having_been_idle() -> None:
+    turns = CallerTurns()
+    turns.take("idle").end()
+    busy = [turns.take("busy") for _ in range(10)]
+    for turn in busy[:5]:
+        turn.begin()
+        turn.end()
+    idle = [turns.take("idle") for _ in range(4)]
+    assert numbers(idle) == numbers(busy[4:8])
+
+
+def test_a_request_that_waited_until_others_had_overtaken_it_keeps_its_number() -> None:
+    turns = CallerTurns()
+    waiting = [turns.take("a") for _ in range(2)]
+    for _ in range(5):
+        sequential = turns.take("b")
+        sequential.begin()
+        sequential.end()
+    assert numbers(waiting) == [0, 1]
+    waiting[1].begin()
+    assert turns.take("b").number == 1  # behind what waits
+
+
+def test_only_callers_with_requests_are_remembered() -> None:
+    turns = CallerTurns()
+    kept = turns.take("kept")
+    for name in map(str, range(100)):
+        turn = turns.take(name)
+        turn.end()
+        turn.end()  # harmless
+    assert turns.callers == {"kept"}
+    kept.end()
+    assert turns.callers == set()
+
+
+async def test_stages_are_given_the_number_of_the_turn() -> None:
+    pipeline = Pipeline(speech=False)
+    for request_id, caller in (("a", "busy"), ("b", "busy"), ("c", "patient"), ("d", "busy")):
+        await pipeline.orchestrator.submit(replace(request(request_id, speech=False), caller=caller))
+        await settle()
+    assert pipeline.thinker.priorities == [0, 1, 0, 2]
+    pipeline.thinker.streams[1].send(20, text="a")
+    await settle()
+    await pipeline.orchestrator.submit(replace(request("e", speech=False), caller="new"))
+    await settle()
+    assert pipeline.thinker.priorities[-1] == 1  # the second has begun
+    await pipeline.orchestrator.close()
