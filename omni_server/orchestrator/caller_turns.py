@@ -36,11 +36,6 @@ class CallerTurns:
         self._next: dict[str, int] = {}
         self._num_open: Counter[str] = Counter()
 
-    @property
-    def callers(self) -> set[str]:
-        """Those with open requests."""
-        return set(self._num_open)
-
     def take(self, caller: str) -> Turn:
         """Returns the next turn of the caller. `Turn.end` must follow."""
         number = max(self._begun, self._next.get(caller, 0))
