@@ -280,6 +280,7 @@ class AudioTask:
                 layout=self._decoding.layout,
                 timeline=self._graph.timeline,
                 emit=self._take_audio,
+                caller=self._graph.turn.caller,
             )
             self._has_begun.set()
         return self._speech

@@ -5,7 +5,7 @@ It has three rules:
 
 1. Earliest playout deadline first. The deadline of a window is the moment at which it will be played. The
    first window of a stream is due `FIRST_WINDOW_DUE_S` after it was sent, because a stream that has not begun
-   cannot stall.
+   cannot stall. Under overload, callers take turns (`WindowTurns`).
 2. Credits. A stream that is `max_work_ahead_s` ahead of its playback yields the decoder to other streams.
 3. Playback begins when the buffer covers the expected turnaround, that is, when every later window is
    expected back before it is played. If audio is produced more slowly than it is played, playback waits for
@@ -26,6 +26,7 @@ from contextlib import contextmanager
 
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.family import CodecLayout
+from omni_server.orchestrator.caller_turns import WindowTurns
 
 FIRST_WINDOW_DUE_S = 1.0
 """Seconds after which the first window of a stream takes precedence over windows of streams that are playing
@@ -229,9 +230,10 @@ class LeadLimiter:
 class PlayoutBuffer:
     """The progress of one stream's frames and windows, and the start of its playback."""
 
-    def __init__(self, scheduler: "SpeechScheduler", start: Callable[[], None]) -> None:
+    def __init__(self, scheduler: "SpeechScheduler", start: Callable[[], None], *, caller: str = "") -> None:
         """`start` is called once, when playback begins."""
         self._scheduler = scheduler
+        self._caller = caller
         self._start = start
         self.ramp: WindowRamp | None = None
         """None before the first window, and if the stream is computed as a whole at its end."""
@@ -280,13 +282,16 @@ class PlayoutBuffer:
         due = self.next_due
         if self._num_back == 0 and self.started_at is None:
             due = max(due, self._sent[-1][1]) if self._sent else due + FIRST_WINDOW_DUE_S
-        self._sent.append((self._scheduler.clock(), due))
+        now = self._scheduler.clock()
+        due = self._scheduler.turns.enter(self._caller, due, now)
+        self._sent.append((now, due))
         return due
 
     def window_back(self, num_frames: int) -> None:
         """The next result has arrived. The decoder computed `num_frames` for it."""
         now = self._scheduler.clock()
         sent_at, due = self._sent.popleft()
+        self._scheduler.turns.leave(self._caller, due)
         if due - sent_at <= FIRST_WINDOW_DUE_S:  # windows with later deadlines wait for others
             is_first = self._num_back == 0
             self._scheduler.turnaround.learn(num_frames, now - sent_at, now, is_first=is_first)
@@ -298,13 +303,19 @@ class PlayoutBuffer:
             self._look_in(0.0)
 
     def close(self) -> None:
-        """The stream has ended. Playback will not begin any more."""
+        """The stream has ended: no window of it is in the decoder, and playback will not begin any more."""
+        self._cancel_look()
+        while self._sent:
+            _, due = self._sent.popleft()
+            self._scheduler.turns.leave(self._caller, due)
+
+    def _cancel_look(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _look_in(self, delay_s: float) -> None:
-        self.close()
+        self._cancel_look()
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
 
     def _look(self) -> None:
@@ -416,6 +427,7 @@ class SpeechScheduler:
         self.max_start_delay_s = plan.pacing.max_start_delay_s
         self.frames_per_block = layout.frames_per_block
         self.limiter = LeadLimiter(plan.pacing.max_work_ahead_s, clock)
+        self.turns = WindowTurns()
         self.turnaround = TurnaroundEstimator()
         self.rates = CodecRateEstimator()
         self.recent_frames: deque[int] = deque(maxlen=NUM_RECENT_STREAMS)

@@ -100,6 +100,7 @@ NOT_RUN = {
         "docs/reliability.md",
         "scripts/make_demo_checkpoint demo",
     ): "measures for minutes what tests/faults asserts",
+    ("docs/scaling.md", "CUDA_VISIBLE_DEVICES=0,1,2,3"): "needs 8 GPUs",
     (
         "docs/scaling.md",
         "pip install 'omni-server[cuda,ray]'",

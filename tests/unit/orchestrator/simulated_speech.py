@@ -180,7 +180,7 @@ class Simulation:
         self._plan = Code2WavChunks.model_validate(given | {"pacing": pacing, "carry": carry})
         self.scheduler = SpeechScheduler(self._plan, LAYOUT, ComingStreams(), clock=clock)
 
-    def utterance(self, name: str) -> Utterance:
+    def utterance(self, name: str, caller: str = "") -> Utterance:
         pieces: list[tuple[float, AudioDelta]] = []
         output = SpeechStream(
             name,
@@ -190,12 +190,13 @@ class Simulation:
             layout=LAYOUT,
             timeline=RequestTimeline(clock),
             emit=lambda delta: pieces.append((clock(), delta)),
+            caller=caller,
         )
         return Utterance(output, clock(), pieces)
 
-    async def speak(self, name: str, num_codes: int, code_s: float = 0.0) -> Utterance:
+    async def speak(self, name: str, num_codes: int, code_s: float = 0.0, caller: str = "") -> Utterance:
         """Runs a whole stream; the talker makes one code every `code_s` seconds."""
-        utterance = self.utterance(name)
+        utterance = self.utterance(name, caller)
         speaking = asyncio.create_task(utterance.output.run())
         if code_s:
             for number in range(num_codes):

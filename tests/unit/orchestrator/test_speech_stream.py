@@ -96,6 +96,46 @@ def test_a_window_that_a_listener_needs_soon_is_computed_before_first_windows_th
     run(work)
 
 
+def test_windows_of_a_caller_do_not_wait_for_all_overdue_ones_of_another() -> None:
+    async def work() -> None:
+        code2wav = SimulatedCode2Wav(step_s=0.3, max_codes=12)  # one window in a step
+        simulation = Simulation(code2wav, NO_DELAY)
+
+        async def start(name: str, caller: str) -> asyncio.Task[Utterance]:
+            task = asyncio.create_task(simulation.speak(name, 12, caller=caller))
+            await asyncio.sleep(0.01)
+            return task
+
+        tasks = [await start(f"busy{number}", "busy") for number in range(20)]
+        await asyncio.sleep(2.0)  # seven have been computed, the eighth is; they were due after a second
+        leaving = await start("leaving", "patient")
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        tasks += [await start(f"patient{number}", "patient") for number in range(2)]
+        await asyncio.gather(*tasks)
+        order = [name.removesuffix("-0") for name in code2wav.computed if not name.startswith("leaving")]
+        assert order[8:12] == ["patient0", "busy8", "patient1", "busy9"]
+        assert [name for name in order if name.startswith("busy")] == [f"busy{n}" for n in range(20)]
+        assert simulation.scheduler.turns.enter("new", clock(), clock() + 1) == clock()  # none is left
+
+    run(work)
+
+
+def test_windows_that_come_in_time_keep_their_deadlines_whoever_sends_them() -> None:
+    async def work() -> None:
+        code2wav = SimulatedCode2Wav(step_s=0.05, max_codes=12)
+        simulation = Simulation(code2wav, NO_DELAY)
+        tasks = []
+        for number in range(12):  # the last waits for half a second
+            caller = "patient" if number == 11 else "busy"
+            tasks.append(asyncio.create_task(simulation.speak(str(number), 12, caller=caller)))
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks)
+        assert code2wav.computed == [f"{number}-0" for number in range(12)]
+
+    run(work)
+
+
 def test_the_first_window_of_a_new_stream_is_sent_at_once_however_far_others_may_not_be_ahead() -> None:
     async def work() -> None:
         code2wav = SimulatedCode2Wav(step_s=0.2, max_codes=132)
