@@ -81,8 +81,8 @@ class SpeechStream:
 
 
 class RayPipelines:
-    """A cluster with two pipelines. They are found as their operator finds them: through HTTP and `omni-server
-    replicas`."""
+    """A cluster with two pipelines. They are found as their operator finds them: through HTTP and
+    `omni-server replicas`."""
 
     def __init__(self, checkpoint: Path, log: Path) -> None:
         # Sockets are in the temporary folder, and their paths may have 107 bytes.
