@@ -69,10 +69,9 @@ async def follow_choices(
     generations are closed even if the reader requests no further event; otherwise the submitter closes them.
     """
     queue = AnswerQueue(state.unsent, generations[0].request_id, heartbeat_s)
-    wakers: set[Callable[[], object]] = {queue.wake}
-    if pace is not None:
-        wakers.add(pace.release)
-    state.on_abort |= wakers
+    releases: set[Callable[[], object]] = set() if pace is None else {pace.release}
+    state.on_abort |= releases | {queue.wake}
+    state.on_drain |= releases
     pumps = [asyncio.create_task(_pump(*choice, queue)) for choice in enumerate(generations)]
     try:
         num_running = len(generations)
@@ -88,7 +87,8 @@ async def follow_choices(
                 num_running -= 1
             yield item
     finally:
-        state.on_abort -= wakers
+        state.on_abort -= releases | {queue.wake}
+        state.on_drain -= releases
         queue.close()
         for pump in pumps:
             pump.cancel()

@@ -103,7 +103,7 @@ async def _serve(
                 logger.error("stage '%s' has died for good; the server stops", stage)
                 await _abort_rest(state, StageDeadError(stage, "it has died for good"), _DEATH_GRACE_S)
                 return 1
-            state.draining.set()
+            state.drain()
             logger.info("shutting down: waiting up to %g s for running requests", config.shutdown_timeout_s)
             await _first_of(
                 died, signals.abort.wait(), state.wait_idle(), asyncio.sleep(config.shutdown_timeout_s)

@@ -41,6 +41,8 @@ class ServerState:
         """Set by `abort`."""
         self.on_abort: set[Callable[[], object]] = set()
         """Called by `abort`."""
+        self.on_drain: set[Callable[[], object]] = set()
+        """Called by `drain`."""
         self._num_in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -79,7 +81,9 @@ class ServerState:
 
     def audio_pace(self, speed: float = 1.0) -> AudioPace | None:
         """Returns the pace of a new answer that is streamed; None if its audio is sent at once."""
-        return None if self.max_audio_ahead_s is None else AudioPace(self.max_audio_ahead_s, speed)
+        if self.max_audio_ahead_s is None or self.draining.is_set():
+            return None
+        return AudioPace(self.max_audio_ahead_s, speed)
 
     @contextmanager
     def request_in_flight(self) -> Iterator[None]:
@@ -96,6 +100,12 @@ class ServerState:
     async def wait_idle(self) -> None:
         """Returns when no request is running."""
         await self._idle.wait()
+
+    def drain(self) -> None:
+        """The server has been asked to stop: refuses new requests, and sends what running ones hold back."""
+        self.draining.set()
+        for call in tuple(self.on_drain):
+            call()
 
     def abort(self, error: OmniError) -> None:
         """Ends every running generation; clients receive `error`."""

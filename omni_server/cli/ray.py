@@ -4,7 +4,6 @@ application."""
 import argparse
 import logging
 
-from omni_server.api.access import is_loopback
 from omni_server.cli.ray_flags import checked, fill_deploy
 from omni_server.cli.ray_options import RayOptions
 from omni_server.cli.serve_flags import ServeOptions
@@ -43,8 +42,6 @@ def _deploy(options: ServeOptions, ray_options: RayOptions, config: StageConfig)
         raise ConfigError("Ray is not installed here: install omni-server[ray]") from error
     from omni_server.cli.ray_pipeline import bound
 
-    if not options.api.api_keys and not is_loopback(options.api.host):
-        logger.warning("no --api-key is set: everybody who reaches the cluster can use the pipelines")
     try:
         ray.init(address=ray_options.address, log_to_driver=False)
     except ConnectionError as error:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import NoReturn
 
 from omni_server.cli.ray_options import RAY_API, RayOptions, pipeline_needs, refuse_web_server_flags
 from omni_server.cli.serve_flags import ServeOptions, add_serve_flags, serve_options
@@ -55,7 +56,8 @@ def fill_deploy(parser: argparse.ArgumentParser) -> None:
 def checked(
     parser: argparse.ArgumentParser, parsed: argparse.Namespace
 ) -> tuple[ServeOptions, RayOptions, StageConfig]:
-    """Returns the options and the stage config. Raises `ConfigError`, and exits for wrong flags."""
+    """Returns the options and the stage config. Raises `ConfigError`, and calls `parser.error` for wrong
+    flags."""
     options, ray_options = serve_options(parser, parsed), options_of(RayOptions, parsed)
     refuse_web_server_flags(options)
     if options.stage_config is None:
@@ -69,8 +71,19 @@ def checked(
     return options, ray_options, config
 
 
+class _ConfigParser(Parser):
+    """For arguments in a file: an exit would only be seen as a worker of Ray that died."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"arguments of 'ray deploy': {message}")
+
+
 def deployment_of(words: Sequence[str]) -> tuple[ServeOptions, RayOptions, StageConfig]:
-    """Parses the arguments of `omni-server ray deploy`. Raises `ConfigError`, and exits for wrong flags."""
-    parser = Parser(prog=f"{PROGRAM} ray deploy", allow_abbrev=False)
+    """Parses the arguments of `omni-server ray deploy` in a Ray Serve config file. Raises `ConfigError`."""
+    if any(word.partition("=")[0] == "--api-key" for word in words):
+        raise ConfigError(
+            "Ray Serve logs and shows what its config file has: use --api-key-file, not --api-key"
+        )
+    parser = _ConfigParser(prog=f"{PROGRAM} ray deploy", allow_abbrev=False)
     fill_deploy(parser)
     return checked(parser, parser.parse_args(words))

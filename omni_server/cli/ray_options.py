@@ -11,6 +11,9 @@ RAY_API = replace(ApiConfig(), host="0.0.0.0", max_audio_ahead_s=10.0)
 """Defaults in Ray. There is a proxy on each machine, and it takes everything that a pipeline sends, whether the
 client reads it or not."""
 
+IS_READY = "is_ready"
+"""What a pipeline tells the router about itself: whether all its stages are up."""
+
 _OF_THE_WEB_SERVER = {
     "uds": "--uds",
     "root_path": "--root-path",

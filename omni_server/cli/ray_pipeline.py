@@ -1,5 +1,6 @@
 """Whole pipelines as an application of Ray Serve. Needs the extra `ray`."""
 
+import logging
 import os
 
 from ray import serve
@@ -12,28 +13,37 @@ from omni_server.cli.ray_router import LessBusyOfTwo
 from omni_server.cli.serve_flags import ServeOptions
 from omni_server.config.stage_config import StageConfig
 
+logger = logging.getLogger(__name__)
+
 _HEALTH_PERIOD_S = 2.0
 """Ray Serve replaces a replica that fails three times in a row."""
+
+_READY_PERIOD_S = 1.0
+"""Between two looks whether a pipeline has all its stages."""
 
 
 def application(args: dict[str, list[str]]) -> serve.Application:
     """Builds the application for a Ray Serve config file. `args` has `arguments`, those of `omni-server ray
     deploy`; Ray Serve itself sets what `--address`, `--app-name`, `--host` and `--port` would.
 
-    Raises `ConfigError`, and exits for wrong flags.
+    Raises `ConfigError`.
     """
     return bound(*deployment_of(args["arguments"]))
 
 
 def bound(options: ServeOptions, ray_options: RayOptions, stage_config: StageConfig) -> serve.Application:
     """Describes the deployment to Ray Serve."""
+    if not options.api.api_keys:
+        logger.warning("no key is set: everybody who reaches a proxy of Ray Serve can use the pipelines")
     needs = pipeline_needs(stage_config, options.api, ray_options.cpus_per_pipeline)
     pipeline = serve.deployment(serve.ingress()(PipelineReplica), name="pipeline").options(
         max_ongoing_requests=needs.max_ongoing_requests,
         max_queued_requests=needs.max_queued_requests,
         graceful_shutdown_timeout_s=needs.graceful_shutdown_timeout_s,
         health_check_period_s=_HEALTH_PERIOD_S,
-        request_router_config=RequestRouterConfig(request_router_class=LessBusyOfTwo),
+        request_router_config=RequestRouterConfig(
+            request_router_class=LessBusyOfTwo, request_routing_stats_period_s=_READY_PERIOD_S
+        ),
         ray_actor_options={
             "num_gpus": needs.num_gpus,
             "num_cpus": needs.num_cpus,

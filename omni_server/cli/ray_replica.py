@@ -18,11 +18,12 @@ from omni_server.api.state import ServerState
 from omni_server.api.tracing import open_tracer
 from omni_server.cli.pipeline import prepare, running
 from omni_server.cli.process import return_freed_memory
+from omni_server.cli.ray_options import IS_READY
 from omni_server.cli.serve_flags import ServeOptions
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
-from omni_server.errors import StageDeadError
+from omni_server.errors import OmniError, StageDeadError
 from omni_server.family import load_family
 from omni_server.log_format import set_up_logging
 
@@ -48,23 +49,32 @@ class PipelineReplica:
         set_up_logging(options.log_level, options.log_format)
         return_freed_memory()
         on_progress = partial(logger.info, "%s")
-        model_dir, config = await asyncio.to_thread(prepare, options, on_progress, self._stage_config)
-        set_engine_environment(config)
-        await asyncio.to_thread(fork_server.import_engine_modules, load_family(config.model_family))
         async with AsyncExitStack() as held:
             tracing = open_tracer(options.api.otlp_traces_endpoint)
             if tracing is not None:
                 self._state.tracer = await held.enter_async_context(tracing)
+            app = create_app(self._state, options.api, self._lifespan)  # checks keys before minutes are spent
+            model_dir, config = await asyncio.to_thread(prepare, options, on_progress, self._stage_config)
+            set_engine_environment(config)
+            await asyncio.to_thread(fork_server.import_engine_modules, load_family(config.model_family))
             omni = await held.enter_async_context(running(options, model_dir, config, on_progress))
             check_size_limits(omni.model_info, options.api)
             self._held = held.pop_all()
         self._state.generator = omni
-        return create_app(self._state, options.api, self._lifespan)
+        return app
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         async with self._held:
             yield
+
+    async def record_routing_stats(self) -> dict[str, bool]:
+        """Tells the router whether `/ready` is 200 but for the number of requests."""
+        try:
+            self._state.require_all_stages()
+        except OmniError:
+            return {IS_READY: False}
+        return {IS_READY: True}
 
     async def check_health(self) -> None:
         """Fails as `/health` does, when a stage has died for good."""

@@ -5,7 +5,8 @@ tags of start-time fair queueing (Goyal, Vin and Cheng, 1996), where every reque
 """
 
 import bisect
-from collections import Counter, defaultdict
+from collections import defaultdict
+from dataclasses import dataclass
 
 
 class Turn:
@@ -16,17 +17,28 @@ class Turn:
         self.caller = caller
         self.number = number
         """Requests with lower numbers are computed first; equal ones in the order of their arrival."""
+        self._has_begun = False
         self._has_ended = False
 
     def begin(self) -> None:
-        """A stage has begun to compute the request."""
-        self._turns.begun(self.number)
+        """A stage has begun to compute the request. Harmless if that was said before."""
+        if not self._has_begun and not self._has_ended:
+            self._has_begun = True
+            self._turns.begun(self)
 
     def end(self) -> None:
         """The request has ended, however it did. Harmless if it has ended already."""
         if not self._has_ended:
             self._has_ended = True
-            self._turns.left(self.caller)
+            self._turns.left(self)
+
+
+@dataclass
+class _Caller:
+    num_open: int = 0
+    next: int = 0
+    next_after_begun: int = 0
+    """The number that follows the greatest which has begun: a request that never began costs no turn."""
 
 
 class CallerTurns:
@@ -34,43 +46,49 @@ class CallerTurns:
 
     def __init__(self) -> None:
         self._begun = 0
-        self._next: dict[str, int] = {}
-        self._num_open: Counter[str] = Counter()
+        self._callers: defaultdict[str, _Caller] = defaultdict(_Caller)
 
     def take(self, caller: str) -> Turn:
         """Returns the next turn of the caller. `Turn.end` must follow."""
-        number = max(self._begun, self._next.get(caller, 0))
-        self._next[caller] = number + 1
-        self._num_open[caller] += 1
+        state = self._callers[caller]
+        number = max(self._begun, state.next)
+        state.next = number + 1
+        state.num_open += 1
         return Turn(self, caller, number)
 
-    def begun(self, number: int) -> None:
-        self._begun = max(self._begun, number)
+    def begun(self, turn: Turn) -> None:
+        state = self._callers[turn.caller]
+        state.next_after_begun = max(state.next_after_begun, turn.number + 1)
+        self._begun = max(self._begun, turn.number)
 
-    def left(self, caller: str) -> None:
-        self._num_open[caller] -= 1
-        if not self._num_open[caller]:
-            del self._num_open[caller], self._next[caller]
+    def left(self, turn: Turn) -> None:
+        state = self._callers[turn.caller]
+        state.num_open -= 1
+        if not state.num_open:
+            state.next = state.next_after_begun
+        # A caller without requests is remembered as long as it would be ahead of the others otherwise.
+        for name in [n for n, c in self._callers.items() if not c.num_open and c.next <= self._begun]:
+            del self._callers[name]
 
 
 class WindowTurns:
     """Deadlines of the windows that are in a decoder, by caller.
 
-    As long as all are computed in time, a window keeps its deadline. If those of one caller are overdue, the
-    windows of other callers do not wait for all of them.
+    As long as all are computed in time, a window keeps its deadline. Once those of one caller are overdue, a
+    window that another caller sends does not wait for all of them.
     """
 
     def __init__(self) -> None:
         self._of_caller: defaultdict[str, list[float]] = defaultdict(list)  # ascending
 
-    def enter(self, caller: str, due: float, now: float) -> float:
+    def enter(self, caller: str, due: float, now: float, *, not_before: float) -> float:
         """Returns the deadline of a window that is sent `now`: `due`, or that of another caller's overdue window
-        if as many windows of its caller precede it."""
+        if as many windows of its caller precede it, but not a time before `not_before`."""
         own = self._of_caller[caller]
         place = bisect.bisect_right(own, due)
         for others in self._of_caller.values():
             if others is not own and len(others) > place and others[place] < now:
-                due = min(due, others[place])
+                due = min(due, max(others[place], not_before))
         bisect.insort(own, due)
         return due
 

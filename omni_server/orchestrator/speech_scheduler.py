@@ -280,10 +280,15 @@ class PlayoutBuffer:
         """The next window is sent to the decoder. Returns its deadline, which is never before that of a first
         window that is still in the decoder."""
         due = self.next_due
+        not_before = -math.inf
         if self._num_back == 0 and self.started_at is None:
-            due = max(due, self._sent[-1][1]) if self._sent else due + FIRST_WINDOW_DUE_S
+            if self._sent:
+                not_before = self._sent[-1][1]
+                due = max(due, not_before)
+            else:
+                due += FIRST_WINDOW_DUE_S
         now = self._scheduler.clock()
-        due = self._scheduler.turns.enter(self._caller, due, now)
+        due = self._scheduler.turns.enter(self._caller, due, now, not_before=not_before)
         self._sent.append((now, due))
         return due
 

@@ -8,6 +8,7 @@ Run by root, the second node has a /dev/shm of its own, as another machine has. 
 import os
 import subprocess
 import sys
+import time
 
 os.environ.update(
     RAY_USAGE_STATS_ENABLED="0",
@@ -35,6 +36,11 @@ if os.geteuid() == 0:
     private = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", private, "sh", *command]
 with subprocess.Popen(command, stdout=sys.stderr) as node:
+    ray.init(head.address, log_to_driver=False)
+    while sum(known["Alive"] for known in ray.nodes()) < 2:
+        assert node.poll() is None, "the second node has ended"
+        time.sleep(0.2)
+    ray.shutdown()
     sys.stdout.write(f"{head.address}\n")
     sys.stdout.flush()
     sys.stdin.read()

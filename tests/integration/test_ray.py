@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,6 +100,7 @@ class RayPipelines:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 text=True,
+                start_new_session=True,
             )
         assert self._cluster.stdout is not None
         address = self._cluster.stdout.readline().strip()
@@ -118,7 +119,8 @@ class RayPipelines:
         try:
             assert self._cluster.wait(120) == 0, self.log.read_text()
         finally:
-            self._cluster.kill()
+            with suppress(ProcessLookupError):  # all have ended
+                os.killpg(self._cluster.pid, signal.SIGKILL)
             self._cluster.stdout.close()
             self._temp.cleanup()
 
@@ -158,10 +160,12 @@ class RayPipelines:
 @pytest.fixture(scope="module")
 def pipelines(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayPipelines]:
     running = RayPipelines(checkpoint, tmp_path_factory.mktemp("ray") / "cluster.log")
-    listed = running.listed()
-    yield running
-    listed += running.listed()
-    running.close()
+    try:
+        listed = running.listed()
+        yield running
+        listed += running.listed()
+    finally:
+        running.close()
     assert not any(is_running(pid) for pipeline in listed for pid in pipeline.engine_pids)
 
 
@@ -185,9 +189,10 @@ def test_each_node_runs_a_pipeline(pipelines: RayPipelines) -> None:
 
 def test_what_comes_through_one_proxy_is_shared_by_the_pipelines_of_both_nodes(client: httpx2.Client) -> None:
     started = set()  # the requests follow each other on one connection, and so through one proxy
-    while len(started) < 2:
+    for _ in range(50):
         metrics = client.get("/metrics").text
         started |= set(re.findall(r"^process_start_time_seconds (\S+)", metrics, re.MULTILINE))
+    assert len(started) == 2
 
 
 def test_a_streamed_answer_is_the_whole_one(client: httpx2.Client) -> None:

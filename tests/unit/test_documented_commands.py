@@ -104,7 +104,7 @@ NOT_RUN = {
     (
         "docs/scaling.md",
         "pip install 'omni-server[cuda,ray]'",
-    ): "needs several machines; tests/integration/test_ray.py deploys on a cluster of one node",
+    ): "needs several machines; tests/integration/test_ray.py deploys on a cluster of two nodes",
     ("docs/reliability.md", "scripts/abort_storm demo"): "tests/faults/test_load.py has a shorter storm",
     ("docs/reliability.md", "scripts/soak demo"): "tests/faults/test_load.py has 20 seconds of it",
     ("docs/reliability.md", "scripts/overload demo"): "tests/faults/test_load.py has ten seconds of it",

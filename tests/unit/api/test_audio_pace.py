@@ -110,6 +110,20 @@ def test_an_aborted_answer_does_not_wait() -> None:
     assert run(abort) == pytest.approx(5)
 
 
+def test_a_server_that_shuts_down_sends_what_it_holds_back_at_once() -> None:
+    async def last_event_s() -> float:
+        loop, state = asyncio.get_running_loop(), state_with(3.0)
+        generation = FakeGeneration("a", [*SPEECH, *SPEECH, *SPEECH, finished()])
+        async with aclosing(follow(generation, state, pace=state.audio_pace())) as events:
+            loop.call_later(2.5, state.drain)
+            assert [isinstance(event, Finished) async for event in events][-1]
+        assert not state.on_abort | state.on_drain
+        assert state.audio_pace() is None
+        return loop.time()
+
+    assert run(last_event_s) == pytest.approx(2.5)
+
+
 def test_the_passages_of_a_text_have_one_pace() -> None:
     async def last_event_s() -> float:
         generator = FakeGenerator(script=[*SPEECH, finished()])

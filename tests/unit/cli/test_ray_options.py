@@ -80,12 +80,25 @@ def test_autoscaling_aims_at_what_the_narrowest_stage_computes_at_a_time() -> No
 
 def test_flags_of_serve_and_of_ray_are_taken_together() -> None:
     options, ray_options, config = deployment_of(
-        [*COMMAND, "--max-queue", "7", "--pipelines", "2", "--max-pipelines", "4", "--api-key", "k"]
+        [*COMMAND, "--max-queue", "7", "--pipelines", "2", "--max-pipelines", "4"]
     )
 
-    assert (options.model, options.api.max_queue, options.api.api_keys) == ("some/model", 7, ("k",))
+    assert (options.model, options.api.max_queue) == ("some/model", 7)
     assert (ray_options.pipelines, ray_options.max_pipelines, ray_options.address) == (2, 4, "auto")
     assert config == config_of("qwen2_5_omni.demo-cpu")
+
+
+@pytest.mark.parametrize("words", [["--api-key", "secret"], ["--api-key=secret"]])
+def test_a_key_is_no_argument_in_a_config_file(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="use --api-key-file") as caught:
+        deployment_of([*COMMAND, *words])
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("words", [["--max-quue", "7"], ["--max-queue", "many"]])
+def test_a_wrong_argument_in_a_config_file_is_an_error_that_ray_shows(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"arguments of 'ray deploy': .*--max-qu"):
+        deployment_of([*COMMAND, *words])
 
 
 def test_audio_is_sent_close_to_playback_unless_another_limit_is_given() -> None:

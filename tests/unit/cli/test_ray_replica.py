@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from omni_server.cli import ray_replica
 from omni_server.cli.ray_flags import deployment_of
+from omni_server.cli.ray_options import IS_READY
 from omni_server.cli.ray_replica import PipelineReplica
-from omni_server.errors import ConfigError
+from omni_server.errors import ConfigError, StageDownError
 from omni_server.types import TextDelta
 from tests.unit.api.clients import URL, chat, http_client
 from tests.unit.api.fake_generator import MODEL, FakeGenerator, Hang
@@ -22,13 +24,13 @@ class FakePipeline:
     def __init__(self) -> None:
         self.generator = FakeGenerator()
         self.error: Exception | None = None
-        self.is_running = False
+        self.is_running = self.has_started = False
 
     @asynccontextmanager
     async def running(self, *_: object) -> AsyncIterator[FakeGenerator]:
         if self.error is not None:
             raise self.error
-        self.is_running = True
+        self.is_running = self.has_started = True
         try:
             yield self.generator
         finally:
@@ -51,8 +53,13 @@ def replica_of(*flags: str) -> PipelineReplica:
     return PipelineReplica(options, config)
 
 
-async def test_it_serves_the_application_of_serve(pipeline: FakePipeline) -> None:
-    replica = replica_of("--api-key", "secret")
+def key_file(folder: Path, key: str) -> str:
+    (folder / "keys").write_text(f"{key}\n")
+    return str(folder / "keys")
+
+
+async def test_it_serves_the_application_of_serve(pipeline: FakePipeline, tmp_path: Path) -> None:
+    replica = replica_of("--api-key-file", key_file(tmp_path, "secret"))
     app = await replica.__serve_build_asgi_app__()
     async with app.router.lifespan_context(app), http_client(app) as client:
         assert (await client.post(URL, json=chat())).status_code == 401
@@ -85,3 +92,21 @@ async def test_a_pipeline_that_cannot_start_says_why(pipeline: FakePipeline) -> 
     pipeline.error = ConfigError("lower the share")
     with pytest.raises(ConfigError, match="lower the share"):
         await replica_of().__serve_build_asgi_app__()
+
+
+async def test_a_pipeline_that_restarts_a_stage_is_not_ready_for_the_router(pipeline: FakePipeline) -> None:
+    replica = replica_of()
+    assert await replica.record_routing_stats() == {IS_READY: False}
+    await replica.__serve_build_asgi_app__()
+    assert await replica.record_routing_stats() == {IS_READY: True}
+    pipeline.generator.down = StageDownError("talker")
+    assert await replica.record_routing_stats() == {IS_READY: False}
+    await replica.check_health()
+
+
+async def test_a_wrong_key_is_told_before_the_engines_start(pipeline: FakePipeline) -> None:
+    replica = replica_of()
+    replica._options = replace(replica._options, api=replace(replica._options.api, api_keys=("a b",)))
+    with pytest.raises(ConfigError, match="API key"):
+        await replica.__serve_build_asgi_app__()
+    assert not pipeline.has_started

@@ -1,8 +1,9 @@
 """Callers take turns: numbers of requests, and what the stages are given."""
 
+import math
 from dataclasses import replace
 
-from omni_server.orchestrator.caller_turns import CallerTurns, Turn
+from omni_server.orchestrator.caller_turns import CallerTurns, Turn, WindowTurns
 from tests.unit.orchestrator.fake_stages import settle
 from tests.unit.orchestrator.test_orchestrator import Pipeline, request
 
@@ -39,16 +40,32 @@ def test_a_caller_gains_nothing_by_having_been_idle() -> None:
     assert numbers(idle) == numbers(busy[4:8])
 
 
-def test_a_request_that_waited_until_others_had_overtaken_it_keeps_its_number() -> None:
+def test_requests_that_follow_each_other_do_not_overtake_one_that_waits() -> None:
     turns = CallerTurns()
     waiting = [turns.take("a") for _ in range(2)]
+    sequential = []
     for _ in range(5):
-        sequential = turns.take("b")
-        sequential.begin()
-        sequential.end()
+        sequential.append(turns.take("b"))
+        sequential[-1].begin()
+        sequential[-1].end()
     assert numbers(waiting) == [0, 1]
-    waiting[1].begin()
-    assert turns.take("b").number == 1  # behind what waits
+    assert numbers(sequential) == [0, 1, 2, 3, 4]
+
+
+def test_a_second_request_gets_its_turn_beside_callers_that_always_have_one() -> None:
+    """One request is computed at a time."""
+    turns = CallerTurns()
+    waiting = [("a", turns.take("a")), ("a", turns.take("a")), ("b", turns.take("b")), ("c", turns.take("c"))]
+    order = []
+    for _ in range(8):
+        caller, turn = min(waiting, key=lambda entry: entry[1].number)
+        waiting.remove((caller, turn))
+        order.append(caller)
+        turn.begin()
+        turn.end()
+        if caller != "a":
+            waiting.append((caller, turns.take(caller)))
+    assert order == ["a", "b", "c", "a", "b", "c", "b", "c"]
 
 
 def test_a_caller_without_requests_is_forgotten() -> None:
@@ -58,6 +75,15 @@ def test_a_caller_without_requests_is_forgotten() -> None:
         turn.end()
         turn.end()  # harmless
     assert numbers([turns.take("a"), turns.take("b")]) == [0, 3]
+
+
+def test_a_window_does_not_pass_the_one_before_it_in_its_stream() -> None:
+    turns = WindowTurns()
+    for _ in range(20):
+        turns.enter("busy", 0.9, 0.0, not_before=-math.inf)
+    first = turns.enter("patient", 1.5, 0.5, not_before=-math.inf)
+    second = turns.enter("patient", 1.7, 1.2, not_before=first)
+    assert (first, second) == (1.5, 1.5)
 
 
 async def test_stages_are_given_the_number_of_the_turn() -> None:
