@@ -29,7 +29,7 @@ COMPARING_WORKER = "tests.integration.worker_that_compares.ComparingWorker"
 """Each step that one kernel prepares is prepared by vLLM, too; the engine ends with the first difference."""
 
 FAMILIES = {
-    "qwen2_5_omni": (demo_config, CASES, parity.request_for, 10),
+    "qwen2_5_omni": (demo_config, CASES, parity.request_for, 8),
     "qwen3_omni": (qwen3_parity.qwen3_config, QWEN3_CASES, qwen3_parity.request_for, 7),
 }
 """Demo config, cases, what makes a request of one, and KV blocks: too few for all requests at once, so some are
