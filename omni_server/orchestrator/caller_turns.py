@@ -1,7 +1,9 @@
-"""Lets callers take turns at the stages.
+"""Lets callers take turns at the stages: a caller that sends a hundred requests does not make all others wait
+for all of them.
 
-Without turns, a caller that sends a hundred requests makes everybody wait for all of them. Turns are the start
-tags of start-time fair queueing (Goyal, Vin and Cheng, 1996), where every request has the same weight.
+`CallerTurns` orders requests, for stages that take them whole, by the start tags of start-time fair queueing
+(Goyal, Vin and Cheng, 1996); every request has the same weight. `WindowTurns` orders windows of speech, which
+have deadlines.
 """
 
 import bisect
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 
 
 class Turn:
-    """The place of one request among those of all callers."""
+    """The place of one request among those of all callers. `end` must be called."""
 
     def __init__(self, turns: "CallerTurns", caller: str, number: int) -> None:
         self._turns = turns
@@ -49,7 +51,7 @@ class CallerTurns:
         self._callers: defaultdict[str, _Caller] = defaultdict(_Caller)
 
     def take(self, caller: str) -> Turn:
-        """Returns the next turn of the caller. `Turn.end` must follow."""
+        """Returns the next turn of the caller."""
         state = self._callers[caller]
         number = max(self._begun, state.next)
         state.next = number + 1
@@ -82,8 +84,11 @@ class WindowTurns:
         self._of_caller: defaultdict[str, list[float]] = defaultdict(list)  # ascending
 
     def enter(self, caller: str, due: float, now: float, *, not_before: float) -> float:
-        """Returns the deadline of a window that is sent `now`: `due`, or that of another caller's overdue window
-        if as many windows of its caller precede it, but not a time before `not_before`."""
+        """Returns the deadline of a window that is sent at `now`.
+
+        It is `due`, unless another caller has overdue windows: the n-th window of a caller then gets the
+        deadline of the other's n-th, but none before `not_before`.
+        """
         own = self._of_caller[caller]
         place = bisect.bisect_right(own, due)
         for others in self._of_caller.values():

@@ -230,7 +230,7 @@ class LeadLimiter:
 class PlayoutBuffer:
     """The progress of one stream's frames and windows, and the start of its playback."""
 
-    def __init__(self, scheduler: "SpeechScheduler", start: Callable[[], None], *, caller: str = "") -> None:
+    def __init__(self, scheduler: "SpeechScheduler", start: Callable[[], None], caller: str) -> None:
         """`start` is called once, when playback begins."""
         self._scheduler = scheduler
         self._caller = caller

@@ -40,7 +40,8 @@ class SpeechStream:
     timeline: RequestTimeline
     emit: Callable[[AudioDelta], None]
     """Receives the pieces of the waveform in order, without gaps."""
-    caller: str = ""
+    caller: str
+    """Whose request it is: callers take turns."""
 
     def __post_init__(self) -> None:
         self._unsent: asyncio.Queue[DecoderWindow | None] = asyncio.Queue()
@@ -50,7 +51,7 @@ class SpeechStream:
         self._num_windows = 0
         self._num_samples = 0  # of all windows up to now
         self._held: list[AudioDelta] | None = []  # until playback may begin; None after that
-        self._buffer = PlayoutBuffer(self.scheduler, self._release, caller=self.caller)
+        self._buffer = PlayoutBuffer(self.scheduler, self._release, self.caller)
 
     def push(self, frames: Sequence[Frame]) -> None:
         """Adds frames of codec tokens. Like `finish`, raises `CorruptDataError` if the edge does not cut them

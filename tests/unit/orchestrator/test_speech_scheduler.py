@@ -140,7 +140,7 @@ def test_streams_without_a_frame_count_in_equal_parts_for_each_decoder() -> None
         for _ in range(5):
             streams.enter_context(coming.stream())
         assert (first.num_streams, second.num_streams) == (3, 3)
-        streams.enter_context(first.stream(PlayoutBuffer(first, lambda: None)))
+        streams.enter_context(first.stream(PlayoutBuffer(first, lambda: None, "caller")))
         assert (first.num_streams, second.num_streams) == (4, 3)
     assert (first.num_streams, second.num_streams) == (0, 0)
 
@@ -251,7 +251,7 @@ class Listener:
 
     def __init__(self, scheduler: SpeechScheduler, stack: ExitStack, *, has_ramp: bool = True) -> None:
         self.heard_at: list[float] = []
-        self.buffer = PlayoutBuffer(scheduler, lambda: self.heard_at.append(clock()))
+        self.buffer = PlayoutBuffer(scheduler, lambda: self.heard_at.append(clock()), "caller")
         if has_ramp:
             self.buffer.ramp = WindowRamp(PLAYED, LAYOUT, PLAYED.new_blocks)
         stack.enter_context(scheduler.stream(self.buffer))
