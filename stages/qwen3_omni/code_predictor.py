@@ -6,6 +6,8 @@ the same for each frame of a batch size, and the host decides nothing by a value
 CUDA graph can hold all steps of a frame.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -13,7 +15,9 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorConfig,
 )
 
+from stages.qwen3_omni.decoder_operations import DecoderOperations
 from stages.runtime.code_sampling import Choose, CodeSampling
+from stages.runtime.kernel_launch import fits_decoding_kernels
 
 CODE_SAMPLING = CodeSampling(temperature=1.0, top_k=50, top_p=0.8)
 """Unless the stage config says otherwise. Literals in
@@ -22,19 +26,28 @@ CODE_SAMPLING = CodeSampling(temperature=1.0, top_k=50, top_p=0.8)
 
 
 class CodePredictor(nn.Module):
-    """Parameters are named as in the checkpoint, below `talker.code_predictor`."""
+    """Weights that are multiplied by the same input are one parameter, and so are the tables of all
+    codebooks."""
 
     cache: torch.Tensor  # keys and values by layer, [layers, 2, max_batch_size, kv_heads, length, head_dim]
-    cos: torch.Tensor
+    cos: torch.Tensor  # [length, head_dim]
     sin: torch.Tensor
 
     def __init__(self, config: Qwen3OmniMoeTalkerCodePredictorConfig, max_batch_size: int) -> None:
+        """Raises `ValueError` for what no published model has: biases in the attention, and a head size that
+        is not a power of two."""
+        if config.attention_bias or config.head_dim & (config.head_dim - 1):
+            raise ValueError(
+                "a code predictor with attention_bias or a head_dim other than a power of two is not supported"
+            )
         super().__init__()
         self.num_predicted: int = config.num_code_groups - 1
-        self.model = _Decoder(config)
-        self.lm_head = nn.ModuleList(
-            nn.Linear(config.hidden_size, config.vocab_size, bias=False) for _ in range(self.num_predicted)
-        )
+        tables = (self.num_predicted, config.vocab_size, config.hidden_size)
+        self.codec_embedding = nn.Parameter(torch.empty(tables))
+        self.lm_head = nn.Parameter(torch.empty(tables))
+        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.Parameter(torch.ones(config.hidden_size))
+        self._epsilon: float = config.rms_norm_eps
         # A frame's sequence: the talker's hidden state, the sampled token, and all codes but the last.
         length = 1 + self.num_predicted
         heads = (config.num_key_value_heads, length, config.head_dim)
@@ -45,124 +58,133 @@ class CodePredictor(nn.Module):
         angles = torch.outer(torch.arange(length, dtype=torch.float32), theta**-steps).repeat(1, 2)
         self.register_buffer("cos", angles.cos().to(cache.dtype), persistent=False)
         self.register_buffer("sin", angles.sin().to(cache.dtype), persistent=False)
+        self._not_loaded = set(self._checkpoint_parts())
 
     def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, choose: Choose) -> torch.Tensor:
         """Codes int64 `[n, num_predicted]`, for the talker's `hidden` states `[n, width]` and the `embedded`
         tokens `[n, width]` sampled from them; `n` is at most `max_batch_size`."""
+        operations = self._operations(hidden.device)
         inputs, first = torch.stack((hidden, embedded), 1), 0
         codes: list[torch.Tensor] = []
-        for codebook, head in enumerate(self.lm_head):
-            code = choose(head(self._computed(inputs, first)), codebook)
+        for codebook in range(self.num_predicted):
+            code = choose(self._logits(inputs, first, codebook, operations), codebook)
             codes.append(code)
             first += inputs.shape[1]
-            inputs = self.model.codec_embedding[codebook](code)[:, None]
+            inputs = functional.embedding(code, self.codec_embedding[codebook])[:, None]
         return torch.stack(codes, 1)
 
     def embed(self, codes: torch.Tensor) -> torch.Tensor:
         """The sum of the embeddings of `codes` `[n, num_predicted]`: float32 `[n, width]`."""
-        codes = codes.long()
-        embedded = [table(codes[:, index]) for index, table in enumerate(self.model.codec_embedding)]
-        return torch.stack(embedded).sum(0, dtype=torch.float32)
+        vocabulary = self.codec_embedding.shape[1]
+        first_rows = torch.arange(self.num_predicted, device=codes.device) * vocabulary
+        embedded = functional.embedding(codes + first_rows, self.codec_embedding.flatten(0, 1))
+        return embedded.sum(1, dtype=torch.float32)
 
-    def _computed(self, inputs: torch.Tensor, first: int) -> torch.Tensor:
-        """The last hidden states `[n, width]` for `inputs` `[n, count, width]` at positions from `first`."""
-        places = slice(first, first + inputs.shape[1])
-        hidden = inputs
-        for layer, cache in zip(self.model.layers, self.cache, strict=True):
-            hidden = layer(hidden, self.cos[places], self.sin[places], cache[:, : len(inputs)], first)
-        normed: torch.Tensor = self.model.norm(hidden[:, -1])
-        return normed
+    def _operations(self, device: torch.device) -> DecoderOperations:
+        if fits_decoding_kernels(device):
+            from stages.qwen3_omni.decoder_kernels import KernelOperations
 
+            return KernelOperations(self._epsilon)
+        return DecoderOperations(self._epsilon)
 
-class _Decoder(nn.Module):
-    def __init__(self, config: Qwen3OmniMoeTalkerCodePredictorConfig) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
-        self.norm = _Norm(config.hidden_size, config.rms_norm_eps)
-        self.codec_embedding = nn.ModuleList(
-            nn.Embedding(config.vocab_size, config.hidden_size) for _ in range(config.num_code_groups - 1)
-        )
+    def _logits(
+        self, inputs: torch.Tensor, first: int, codebook: int, operations: DecoderOperations
+    ) -> torch.Tensor:
+        """`[n, vocabulary]` for the last of `inputs` `[n, count, width]`, which are at positions from
+        `first`."""
+        count, width = inputs.shape[1:]
+        hidden = inputs.reshape(-1, width)
+        for layer, cache in zip(self.layers, self.cache, strict=True):
+            hidden = layer(hidden, self.cos, self.sin, cache, first, count, operations)
+        last = hidden[count - 1 :: count]
+        return operations.linear(last, self.lm_head[codebook], norm=self.norm)
+
+    # -- loading
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Takes weights by their names in the checkpoint, below `talker.code_predictor`. Returns the names of
+        the parameters of which every part has come, in this call or an earlier one. Raises `ValueError` for an
+        unknown name and for another shape."""
+        parts = self._checkpoint_parts()
+        loaded = set()
+        for name, weight in weights:
+            if name not in parts:
+                raise ValueError(f"the code predictor has no weight {name}")
+            parameter, part = parts[name]
+            if weight.shape != part.shape:  # copy_ would broadcast some
+                raise ValueError(
+                    f"the code predictor's weight {name} has shape {list(weight.shape)},"
+                    f" not {list(part.shape)}"
+                )
+            part.copy_(weight)
+            self._not_loaded.discard(name)
+            loaded.add(parameter)
+        return loaded - {parts[name][0] for name in self._not_loaded}
+
+    def _checkpoint_parts(self) -> dict[str, tuple[str, torch.Tensor]]:
+        """By name in the checkpoint: the name of a parameter, and the part of it."""
+        parts = {"model.norm.weight": ("norm", self.norm.data)}
+        for index in range(self.num_predicted):
+            parts[f"model.codec_embedding.{index}.weight"] = (
+                "codec_embedding",
+                self.codec_embedding.data[index],
+            )
+            parts[f"lm_head.{index}.weight"] = "lm_head", self.lm_head.data[index]
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, _Layer)
+            for name, (parameter, part) in layer.checkpoint_parts().items():
+                parts[f"model.layers.{index}.{name}.weight"] = f"layers.{index}.{parameter}", part
+        return parts
 
 
 class _Layer(nn.Module):
     def __init__(self, config: Qwen3OmniMoeTalkerCodePredictorConfig) -> None:
         super().__init__()
-        self.self_attn = _Attention(config)
-        self.mlp = _MLP(config)
-        self.input_layernorm = _Norm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = _Norm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: torch.Tensor, first: int
-    ) -> torch.Tensor:
-        """See `_Attention.forward`."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin, cache, first)
-        added: torch.Tensor = self.mlp(self.post_attention_layernorm(hidden))
-        return hidden + added
-
-
-class _Attention(nn.Module):
-    def __init__(self, config: Qwen3OmniMoeTalkerCodePredictorConfig) -> None:
-        super().__init__()
-        width, self._head_dim = config.hidden_size, config.head_dim
+        width, inner = config.hidden_size, config.intermediate_size
         queries = config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(width, queries, bias=config.attention_bias)
-        self.k_proj = nn.Linear(width, keys, bias=config.attention_bias)
-        self.v_proj = nn.Linear(width, keys, bias=config.attention_bias)
-        self.o_proj = nn.Linear(queries, width, bias=config.attention_bias)
-        self.q_norm = _Norm(config.head_dim, config.rms_norm_eps)
-        self.k_norm = _Norm(config.head_dim, config.rms_norm_eps)
+        self._qkv_sizes = (queries, keys, keys)
+        self.qkv_proj = nn.Parameter(torch.empty(sum(self._qkv_sizes), width))
+        self.o_proj = nn.Parameter(torch.empty(width, queries))
+        self.gate_up_proj = nn.Parameter(torch.empty(2 * inner, width))
+        self.down_proj = nn.Parameter(torch.empty(width, inner))
+        self.input_norm = nn.Parameter(torch.ones(width))
+        self.post_attention_norm = nn.Parameter(torch.ones(width))
+        self.query_norm = nn.Parameter(torch.ones(config.head_dim))
+        self.key_norm = nn.Parameter(torch.ones(config.head_dim))
 
     def forward(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: torch.Tensor, first: int
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        cache: torch.Tensor,
+        first: int,
+        count: int,
+        operations: DecoderOperations,
     ) -> torch.Tensor:
-        """`[n, count, width]`, as `hidden`. `cos` and `sin` are `[count, head_dim]`. `cache` `[2, n, kv_heads,
-        length, head_dim]` holds keys and values of the first `first` positions and takes the new ones."""
-        split = (*hidden.shape[:2], -1, self._head_dim)
-        queries = _rotated(self.q_norm(self.q_proj(hidden).view(split)).transpose(1, 2), cos, sin)
-        end = first + hidden.shape[1]
-        cache[0, :, :, first:end] = _rotated(
-            self.k_norm(self.k_proj(hidden).view(split)).transpose(1, 2), cos, sin
-        )
-        cache[1, :, :, first:end] = self.v_proj(hidden).view(split).transpose(1, 2)
-        attended = functional.scaled_dot_product_attention(
-            queries, cache[0, :, :, :end], cache[1, :, :, :end], is_causal=first == 0, enable_gqa=True
-        )
-        projected: torch.Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
-        return projected
+        """`[n * count, width]`, as `hidden`. For the rest, see `DecoderOperations.attention`."""
+        qkv = operations.linear(hidden, self.qkv_proj, norm=self.input_norm)
+        norms = (self.query_norm, self.key_norm)
+        attended = operations.attention(qkv, norms, cos, sin, cache, first, count)
+        hidden = operations.linear(attended, self.o_proj, residual=hidden)
+        inner = operations.gated_linear(hidden, self.gate_up_proj, norm=self.post_attention_norm)
+        return operations.linear(inner, self.down_proj, residual=hidden)
 
-
-class _MLP(nn.Module):
-    def __init__(self, config: Qwen3OmniMoeTalkerCodePredictorConfig) -> None:
-        super().__init__()
-        width, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self.down_proj(
-            functional.silu(self.gate_proj(hidden)) * self.up_proj(hidden)
-        )
-        return projected
-
-
-class _Norm(nn.Module):
-    """`Qwen3OmniMoeRMSNorm`: rounds before it applies the weight, unlike torch's and vLLM's."""
-
-    def __init__(self, width: int, epsilon: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self._epsilon = epsilon
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        wide = hidden.float()
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._epsilon)
-        return self.weight * normed.to(hidden.dtype)
-
-
-def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding of `[..., count, head_dim]`."""
-    lower, upper = heads.chunk(2, -1)
-    return heads * cos + torch.cat((-upper, lower), -1) * sin
+    def checkpoint_parts(self) -> dict[str, tuple[str, torch.Tensor]]:
+        """See `CodePredictor._checkpoint_parts`."""
+        queries, keys, values = self.qkv_proj.data.split(self._qkv_sizes)
+        gate, up = self.gate_up_proj.data.chunk(2)
+        return {
+            "self_attn.q_proj": ("qkv_proj", queries),
+            "self_attn.k_proj": ("qkv_proj", keys),
+            "self_attn.v_proj": ("qkv_proj", values),
+            "self_attn.o_proj": ("o_proj", self.o_proj.data),
+            "self_attn.q_norm": ("query_norm", self.query_norm.data),
+            "self_attn.k_norm": ("key_norm", self.key_norm.data),
+            "mlp.gate_proj": ("gate_up_proj", gate),
+            "mlp.up_proj": ("gate_up_proj", up),
+            "mlp.down_proj": ("down_proj", self.down_proj.data),
+            "input_layernorm": ("input_norm", self.input_norm.data),
+            "post_attention_layernorm": ("post_attention_norm", self.post_attention_norm.data),
+        }

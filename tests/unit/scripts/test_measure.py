@@ -46,6 +46,19 @@ def test_a_server_that_answered_nothing_has_no_percentage(tmp_path: Path) -> Non
     assert "| 64 | 181 / 187 ms | 6716 / 0 | 0 of 4 |" in script("measure")._page(tmp_path, [])
 
 
+@pytest.mark.parametrize(
+    ("family", "load", "lengths"),
+    [
+        ("qwen2_5_omni", "w1", ()),
+        ("qwen3_omni", "text", ()),
+        ("qwen3_omni", "w1", ("--codec-tokens", "63")),
+        ("qwen3_omni", "w3", ("--codec-tokens", "875")),
+    ],
+)
+def test_speech_is_as_long_with_each_family(family: str, load: str, lengths: tuple[str, ...]) -> None:
+    assert script("measure")._lengths(family, load)[:2] == lengths
+
+
 def test_what_does_not_start_is_named_with_its_log_and_leaves_a_page(tmp_path: Path) -> None:
     ended = subprocess.run(
         [

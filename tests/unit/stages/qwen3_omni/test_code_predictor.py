@@ -42,7 +42,7 @@ def reference() -> Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration:
 @pytest.fixture(scope="module")
 def predictor(reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration) -> CodePredictor:
     made = CodePredictor(config(), max_batch_size=BATCH)
-    made.load_state_dict(reference.state_dict())
+    made.load_weights(reference.state_dict().items())
     return made
 
 
@@ -111,3 +111,58 @@ def test_codes_are_embedded_as_the_sum_over_their_codebooks(
     tables = reference.get_input_embeddings()
     expected = sum(table(codes[:, index].long()) for index, table in enumerate(tables))
     torch.testing.assert_close(predictor.embed(codes), expected)
+
+
+@torch.no_grad()
+def test_every_parameter_has_its_weights_in_the_checkpoint(
+    reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
+) -> None:
+    made = CodePredictor(config(), max_batch_size=BATCH)
+    for weight in made.parameters():
+        torch.nn.init.constant_(weight, torch.nan)
+    loaded = made.load_weights(reference.state_dict().items())
+    assert loaded == {name for name, _ in made.named_parameters()}
+    assert not any(weight.isnan().any() for weight in made.parameters())
+
+
+@pytest.mark.parametrize(
+    ("part", "parameter"),
+    [
+        ("model.layers.1.self_attn.k_proj.weight", "layers.1.qkv_proj"),
+        ("model.layers.0.mlp.up_proj.weight", "layers.0.gate_up_proj"),
+        ("lm_head.7.weight", "lm_head"),
+    ],
+)
+def test_a_parameter_is_loaded_when_all_of_its_parts_have_come(
+    reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration, part: str, parameter: str
+) -> None:
+    """In any number of calls, as vLLM makes them where other weights lie between."""
+    made = CodePredictor(config(), max_batch_size=BATCH)
+    weights = reference.state_dict()
+    last = weights.pop(part)
+    assert made.load_weights(weights.items()) == {name for name, _ in made.named_parameters()} - {parameter}
+    assert made.load_weights([(part, last)]) == {parameter}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("model.layers.0.self_attn.q_bias", (64,), "no weight model.layers.0.self_attn.q_bias"),
+        ("lm_head.3.weight", (WIDTH,), r"lm_head.3.weight has shape \[\d+\], not \[\d+, \d+\]"),
+    ],
+)
+def test_a_weight_of_another_name_or_shape_is_refused(
+    name: str, shape: tuple[int, ...], message: str
+) -> None:
+    made = CodePredictor(config(), max_batch_size=BATCH)
+    with pytest.raises(ValueError, match=message):
+        made.load_weights([(name, torch.zeros(shape))])
+
+
+@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"head_dim": 24}])
+def test_what_no_published_model_has_is_refused(changes: dict[str, object]) -> None:
+    changed = config()
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    with pytest.raises(ValueError, match="not supported"):
+        CodePredictor(changed, max_batch_size=BATCH)

@@ -1,0 +1,122 @@
+"""Run by test_kernels.py in Triton's interpreter, which has no bfloat16 products: float16 stands for it."""
+
+import pytest
+import torch
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorConfig,
+)
+
+from stages.qwen3_omni.code_predictor import CodePredictor
+from stages.qwen3_omni.decoder_kernels import KernelOperations
+from stages.qwen3_omni.decoder_operations import DecoderOperations
+
+EPSILON = 1e-6
+MAX_ROWS = 70  # more than a tile
+DTYPES = [torch.float32, torch.float16]
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """In float16, nearly all values are equal, so both round at the same places. Sums of float32 that end near
+    the middle of two values of float16 may be rounded to either."""
+    if expected.dtype == torch.float16:
+        assert (found != expected).float().mean() < 0.01
+        torch.testing.assert_close(found, expected, atol=2e-3, rtol=2e-3)
+    else:
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("has_residual", [False, True])
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize("shape", [(1, 40, 48), (1, 33, 200), (2, 40, 200), (17, 33, 48), (MAX_ROWS, 50, 80)])
+def test_products(
+    shape: tuple[int, int, int], has_norm: bool, has_residual: bool, dtype: torch.dtype
+) -> None:
+    """Sizes that no tile divides, and rows with a stride."""
+    rows, outputs, inputs = shape
+    hidden, weight = (
+        torch.randn(2 * rows, inputs, dtype=dtype)[1::2],
+        torch.randn(outputs, inputs, dtype=dtype),
+    )
+    norm = torch.randn(inputs, dtype=dtype) if has_norm else None
+    residual = torch.randn(rows, outputs, dtype=dtype) if has_residual else None
+    expected, found = (
+        operations(EPSILON).linear(hidden, weight, norm=norm, residual=residual)
+        for operations in (DecoderOperations, KernelOperations)
+    )
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 40, 48), (1, 33, 200), (3, 33, 48), (MAX_ROWS, 50, 80)])
+def test_gated_products(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    rows, outputs, inputs = shape
+    hidden, norm = torch.randn(rows, inputs, dtype=dtype), torch.randn(inputs, dtype=dtype)
+    weight = torch.randn(2 * outputs, inputs, dtype=dtype)
+    expected, found = (
+        operations(EPSILON).gated_linear(hidden, weight, norm=norm)
+        for operations in (DecoderOperations, KernelOperations)
+    )
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 1, 32), (2, 2, 8)])
+def test_attention_reads_and_extends_the_cache(
+    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    """Two positions at once and then one after the other, with a cache for more frames than there are. Its
+    other entries are never read: they are NaN."""
+    frames, length = 3, 6
+    norms = (torch.randn(head_dim, dtype=dtype), torch.randn(head_dim, dtype=dtype))
+    angles = torch.randn(length, head_dim // 2).repeat(1, 2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    shape = (2, frames + 1, kv_heads, length, head_dim)
+    caches = [torch.full(shape, torch.nan, dtype=dtype) for _ in range(2)]
+    first = 0
+    while first < length:
+        count = 2 if first == 0 else 1
+        qkv = torch.randn(frames * count, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+        expected, found = (
+            operations(EPSILON).attention(qkv, norms, cos, sin, cache, first, count)
+            for operations, cache in zip((DecoderOperations, KernelOperations), caches, strict=True)
+        )
+        # Only torch rounds within attention.
+        tolerance = 1e-4 if dtype == torch.float32 else 4e-3
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+        first += count
+    tolerance = 1e-5 if dtype == torch.float32 else 0.0
+    torch.testing.assert_close(caches[1], caches[0], atol=tolerance, rtol=tolerance, equal_nan=True)
+    assert caches[1][:, frames].isnan().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_codes_of_a_frame(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Qwen3OmniMoeTalkerCodePredictorConfig(
+        vocab_size=60,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_code_groups=5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    )
+    predictor = CodePredictor(config, max_batch_size=4)
+    for weight in predictor.parameters():
+        torch.nn.init.normal_(weight, std=0.3 if weight.dim() > 1 else 1.0)
+    hidden, embedded = torch.randn(2, count, 32)
+
+    def codes(operations: DecoderOperations) -> torch.Tensor:
+        monkeypatch.setattr(predictor, "_operations", lambda device: operations)
+        made: torch.Tensor = predictor(hidden, embedded, lambda logits, codebook: logits.argmax(-1))
+        return made
+
+    assert torch.equal(codes(KernelOperations(EPSILON)), codes(DecoderOperations(EPSILON)))
