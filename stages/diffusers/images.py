@@ -10,6 +10,7 @@ from PIL import Image
 
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.images import ImageJob, Pixels
+from omni_server.transport.result import Refusal
 from stages.diffusers.family import NUM_STEPS, PARAMETERS
 from stages.diffusers.pipeline_run import PipelineRun
 
@@ -47,14 +48,14 @@ def preview_steps(arguments: Mapping[str, Any], num_previews: int) -> list[int]:
     return sorted(step for step in steps if 0 < step < num_steps)
 
 
-def finished_image(run: PipelineRun) -> torch.Tensor | Corruption | str:
+def finished_image(run: PipelineRun) -> torch.Tensor | Corruption | Refusal:
     """Returns the image, float32 `[height, width, 3]` in [0, 1], or why there is none."""
     # Decoding clips infinite values, so the latents show what the pixels do not.
     if run.latents is not None and not torch.isfinite(run.latents).all():
         return Corruption("samples", "latents that are NaN or infinite after the last step")
     refused = getattr(run.result, "nsfw_content_detected", None)
     if refused and any(refused):
-        return "the pipeline's safety checker rejected the image"
+        return Refusal("moderation_blocked", "the model's safety checker rejected the image")
     return _image(run.result)
 
 
@@ -62,7 +63,7 @@ def preview_pixels(result: Any) -> Pixels:
     """Raises `ValueError` if the result is no image."""
     image = _image(result)
     if not isinstance(image, torch.Tensor):
-        raise ValueError(image if isinstance(image, str) else image.detail)
+        raise ValueError(image.detail)
     return Pixels.of(np.rint(255 * image.clamp(0, 1).numpy()).astype(np.uint8))
 
 

@@ -60,6 +60,7 @@ class PipelineRun:
         """After the last step."""
         self.estimate: Callable[[], torch.Tensor] | None = None
         """Returns the estimate of the clean latents after the last step; None if the scheduler has none."""
+        self.has_called_denoiser = False
         self.call: DenoiserCall | None = None
         """The call at which the run is parked; None at the end of a step."""
         self.result: Any = None
@@ -105,6 +106,7 @@ class PipelineRun:
     def denoise(self, call: DenoiserCall) -> Any:
         """Parks at the call and returns its result. Must be called in the run's own thread."""
         self.call = call
+        self.has_called_denoiser = True
         self._park()
         if call.error is not None:
             raise call.error

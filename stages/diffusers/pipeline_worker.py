@@ -29,7 +29,7 @@ from omni_server.protocol.images import (
     num_image_tokens,
 )
 from omni_server.protocol.start_report import Phase
-from omni_server.transport.result import encode_failure
+from omni_server.transport.result import Failure, Refusal, encode_failure
 from stages.diffusers.family import input_image_tokens
 from stages.diffusers.images import finished_image, pipeline_arguments, preview_pixels, preview_steps
 from stages.diffusers.loading import load_pipeline
@@ -39,7 +39,6 @@ from stages.diffusers.pipeline_run import PipelineRun
 from stages.diffusers.stepped_pipeline import SteppedPipeline
 from stages.diffusers.warm_up import WarmUp
 from stages.runtime import engine_start
-from stages.runtime.diffusion_model import Failure
 from stages.runtime.memory import enforce_share
 from stages.runtime.step_scheduler import StepOutput
 
@@ -199,6 +198,10 @@ class PipelineWorker:
         if run.error is None:
             return finished_image(run)
         failure, run.error = run.error, None  # the frames of its traceback hold tensors, and the run
+        if isinstance(failure, ValueError) and not run.has_called_denoiser:
+            # Pipelines check their arguments first. `WarmUp` has shown that this one can run.
+            logger.info("request %s was refused by the pipeline", request_id, exc_info=failure)
+            return Refusal("invalid_value", f"the model's pipeline refused the request: {failure}")
         if isinstance(failure, torch.AcceleratorError):
             # The device context is lost and no later step can succeed, so the engine must end.
             raise failure

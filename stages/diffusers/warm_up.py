@@ -1,13 +1,12 @@
 """Runs the largest step of a pipeline before it serves: what it needs then, it has later."""
 
-from typing import Any
-
 import numpy as np
 import torch
 
 from omni_server.errors import ConfigError
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES
 from omni_server.protocol.images import PIXELS_PER_TOKEN, ImageJob, Pixels, num_image_tokens
+from omni_server.transport.result import Refusal
 from stages.diffusers.images import finished_image, pipeline_arguments
 from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_run import PipelineRun
@@ -123,9 +122,9 @@ class WarmUp:
 def _checked(run: PipelineRun) -> torch.Tensor:
     if run.error is not None:
         raise run.error
-    image: Any = finished_image(run)
+    image = finished_image(run)
     if not isinstance(image, torch.Tensor):
-        reason = image if isinstance(image, str) else image.detail
+        reason = image.message if isinstance(image, Refusal) else image.detail
         raise ConfigError(f"the pipeline's first image failed: {reason}")
     return image
 

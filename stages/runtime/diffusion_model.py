@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import torch
 
 from omni_server.protocol.corruption import Corruption
+from omni_server.transport.result import Failure
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,6 @@ class DiffusionModel(torch.nn.Module):
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         raise RuntimeError(f"{type(self).__name__} runs through sample(batch)")
-
-
-Failure = str | Corruption
-"""Why a request has no result: a message for the caller, or corrupt data."""
 
 
 class RejectedRequestsError(Exception):

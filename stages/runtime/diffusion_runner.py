@@ -19,11 +19,10 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
 from omni_server.protocol.diffusion import INPUT_KEY, STREAMS_KEY
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
-from omni_server.transport.result import encode_failure
+from omni_server.transport.result import Failure, encode_failure
 from stages.runtime.diffusion_model import (
     DiffusionBatch,
     DiffusionModel,
-    Failure,
     RejectedRequestsError,
     split_output,
 )

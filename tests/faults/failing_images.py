@@ -22,6 +22,8 @@ PHASES = {
 }
 """What is computed when a module of this class is called."""
 
+ERRORS = {error.__name__: error for error in (RuntimeError, ValueError)}
+
 
 class FailingExecutor(DiffusersPipelineExecutor):
     def _init_executor(self) -> None:
@@ -40,8 +42,9 @@ def _before_forward(module: torch.nn.Module, _: Any) -> None:
         with count.open("ab") as file:
             file.write(b".")
     if refuse.exists():
+        error = ERRORS[refuse.read_text()]
         refuse.unlink()
-        raise RuntimeError(MESSAGE)
+        raise error(MESSAGE)
 
 
 class FailingDiffusers(DiffusersFamily):

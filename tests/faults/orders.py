@@ -12,9 +12,9 @@ def tell_to_fail(folder: Path, stage: str) -> None:
     (folder / stage).touch()
 
 
-def tell_to_refuse(folder: Path, phase: str) -> None:
-    """The next request in this phase of an image gets an error of its own."""
-    (folder / f"{phase}.refuse").touch()
+def tell_to_refuse(folder: Path, phase: str, error: type[Exception] = RuntimeError) -> None:
+    """The next request in this phase of an image gets an error of its own: `RuntimeError` or `ValueError`."""
+    (folder / f"{phase}.refuse").write_text(error.__name__)
 
 
 def tell_to_count(folder: Path, phase: str) -> None:

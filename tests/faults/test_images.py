@@ -175,18 +175,41 @@ def test_an_engine_that_loses_its_device_fails_its_requests_and_comes_back(
         assert error_of(served.post(ASKED), 503)["code"] == "engine_dead"
 
 
-@pytest.mark.parametrize("phase", ["encode", "decode"])
-def test_a_request_whose_step_raises_fails_alone(served: Served, phase: str) -> None:
+@pytest.mark.parametrize(
+    ("phase", "raised", "status", "code", "message"),
+    [
+        ("encode", RuntimeError, 500, "internal_error", "stage 'image': RuntimeError: told to fail"),
+        # As pipelines raise it when they check their arguments, before they denoise.
+        (
+            "encode",
+            ValueError,
+            400,
+            "invalid_value",
+            "the model's pipeline refused the request: told to fail",
+        ),
+        ("decode", ValueError, 500, "internal_error", "stage 'image': ValueError: told to fail"),
+    ],
+)
+def test_a_request_whose_step_raises_fails_alone(
+    served: Served, phase: str, raised: type[Exception], status: int, code: str, message: str
+) -> None:
     pid = served.server.pid_of("image")
     with begun(served, LONG | LARGE | {"num_inference_steps": 100}) as other:
-        tell_to_refuse(served.orders, phase)
-        error = error_of(served.post(ASKED | {"num_inference_steps": 2}), 500)
-        assert (error["code"], error["message"]) == (
-            "internal_error",
-            "stage 'image': RuntimeError: told to fail",
-        )
+        tell_to_refuse(served.orders, phase, raised)
+        error = error_of(served.post(ASKED | {"num_inference_steps": 2}), status)
+        assert (error["code"], error["message"]) == (code, message)
         assert other.result().status_code == 200
     assert served.server.pid_of("image") == pid
+    served.check_that_all_is_as_before()
+
+
+def test_a_value_error_of_the_denoiser_is_not_the_callers(served: Served) -> None:
+    tell_to_refuse(served.orders, "denoise", ValueError)
+    error = error_of(served.post(ASKED), 500)
+    assert (error["code"], error["message"]) == (
+        "internal_error",
+        "stage 'image': ValueError: told to fail",
+    )
     served.check_that_all_is_as_before()
 
 

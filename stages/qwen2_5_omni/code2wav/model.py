@@ -14,13 +14,14 @@ from vllm.config import VllmConfig
 from omni_server.errors import ConfigError
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
+from omni_server.transport.result import Failure
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE, load_voices
 from stages.qwen2_5_omni.codec_window import CodecWindow, decode_codec_window
 from stages.qwen2_5_omni.options import Code2WavStage
 from stages.runtime.checkpoint_weights import load_weights_exactly
-from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, Failure, RejectedRequestsError
+from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, RejectedRequestsError
 
 WEIGHT_PREFIX = "token2wav."
 

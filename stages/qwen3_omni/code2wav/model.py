@@ -9,6 +9,7 @@ from vllm.config import VllmConfig
 from omni_server.config.stages import DiffusionStage
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
+from omni_server.transport.result import Failure
 from stages.qwen3_omni.code2wav.graphed_passes import CudaGraphRecorder, GraphedPasses
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
 from stages.qwen3_omni.code2wav.passes import EagerPasses, Passes
@@ -16,7 +17,7 @@ from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder, WindowJob
 from stages.qwen3_omni.codec_layout import Code2WavLayout, code2wav_layout
 from stages.qwen3_omni.codec_window import CodecWindow, decode_codec_window
 from stages.runtime.checkpoint_weights import load_weights_exactly
-from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, Failure, RejectedRequestsError
+from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, RejectedRequestsError
 
 WEIGHT_PREFIX = "code2wav."
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from omni_server.errors import CorruptDataError, StageError
+from omni_server.errors import CorruptDataError, InvalidRequestError, StageError
 from omni_server.protocol.corruption import CORRUPTION_KINDS, Corruption, CorruptionKind, encode_corruption
-from omni_server.transport.result import MAX_MESSAGE_BYTES, decode_result, encode_failure
+from omni_server.transport.result import MAX_MESSAGE_BYTES, Refusal, decode_result, encode_failure
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -34,6 +34,17 @@ def test_corrupt_data_arrives_with_its_kind(kind: CorruptionKind) -> None:
     assert (caught.value.stage, caught.value.kind) == ("code2wav", kind)
     assert (caught.value.status, caught.value.code) == (500, "corrupt_data")
     assert caught.value.message == f"stage 'code2wav': corrupt data ({kind}): what was found"
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [Refusal("invalid_value", "Image too small: 32×32."), Refusal("moderation_blocked", "not this image")],
+)
+def test_a_refusal_arrives_as_an_error_of_the_caller(refusal: Refusal) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        decode_result(encode_failure(refusal), "image")
+    error = caught.value
+    assert (error.status, error.code, error.message) == (400, refusal.code, refusal.message)
 
 
 def test_a_kind_that_nobody_knows_is_a_failure_all_the_same() -> None:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.images import ImageJob, Pixels
+from omni_server.transport.result import Refusal
 from stages.diffusers.images import finished_image, pipeline_arguments, preview_steps
 from stages.diffusers.pipeline_run import PipelineRun
 from tests.unit.stages.diffusers.tiny import PHOTO, Tiny
@@ -51,11 +52,12 @@ def test_a_decoder_that_returns_nan_is_an_error(tiny: GetTiny, monkeypatch: pyte
     assert (found.kind, "pixels" in found.detail) == ("samples", True)
 
 
-def test_an_image_that_the_safety_checker_blackened_is_an_error(tiny: GetTiny) -> None:
+def test_an_image_that_the_safety_checker_blackened_is_refused(tiny: GetTiny) -> None:
     model = tiny("sd15")
     (run,) = model.run([(0, model.job(0))])
     run.result = SimpleNamespace(images=run.result.images * 0, nsfw_content_detected=[True])
-    assert finished_image(run) == "the pipeline's safety checker rejected the image"
+    rejected = Refusal("moderation_blocked", "the model's safety checker rejected the image")
+    assert finished_image(run) == rejected
 
 
 def test_parameters_that_are_not_given_are_the_pipelines_own(tiny: GetTiny) -> None:
