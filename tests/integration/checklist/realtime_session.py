@@ -10,7 +10,7 @@ import numpy.typing as npt
 from websockets.sync.client import ClientConnection, connect
 
 from tests.integration.server_process import MODEL
-from tests.integration.test_realtime import ATTEMPTS, check_ended_at_once
+from tests.integration.test_realtime import ATTEMPTS, check_talker_ended_at_once
 from tests.unit.api.realtime.realtime_client import Event, base64_of, check_event
 
 TIMEOUT_S = 120
@@ -70,7 +70,11 @@ class Session:
             events = self.response(**overrides)
             if any(event["type"] in SAID for event in events):
                 return events
-            check_ended_at_once(events[-1]["response"])
+            response = events[-1]["response"]
+            if response["output_modalities"] == ["audio"]:
+                check_talker_ended_at_once(response)
+            else:
+                assert response["usage"]["output_token_details"]["text_tokens"] <= 1, response
         raise AssertionError(f"{ATTEMPTS} responses say nothing")
 
     def begin(self) -> str:
@@ -81,7 +85,7 @@ class Session:
             if event["type"] == "response.output_audio.delta":
                 response_id: str = event["response_id"]
                 return response_id
-            check_ended_at_once(event["response"])
+            check_talker_ended_at_once(event["response"])
         raise AssertionError(f"{ATTEMPTS} responses have no sound")
 
     def refused(self, kind: str, **fields: Any) -> Event:
