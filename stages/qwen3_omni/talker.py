@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorConfig,
+)
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -19,8 +22,14 @@ from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM, Qwen3MoeMo
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
-from stages.qwen3_omni.code_predictor import CODE_SAMPLING, CodePredictor
-from stages.runtime.code_sampling import Choose
+from omni_server.protocol.runtime_config import StageRuntimeConfig
+from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
+from stages.runtime.code_sampling import Choose, CodeSampling
+
+CODE_SAMPLING = CodeSampling(temperature=1.0, top_k=50, top_p=0.8)
+"""Unless the stage config says otherwise. Literals in
+`Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation`; the temperature is the default of
+`generate`."""
 
 NUM_CONTROL_IDS = 1024
 """Ids at the end of the talker's vocabulary that the reference suppresses, except the end of speech
@@ -85,6 +94,24 @@ class TextRows(nn.Module):
         return table
 
 
+def predictor_sizes(config: Qwen3OmniMoeTalkerCodePredictorConfig) -> CodePredictorSizes:
+    """Raises `ValueError` for biases in the attention, which no published model has."""
+    if config.attention_bias:
+        raise ValueError("a code predictor with attention_bias is not supported")
+    return CodePredictorSizes(
+        num_predicted=config.num_code_groups - 1,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_theta=config.rope_parameters["rope_theta"],
+    )
+
+
 class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, SupportsMRoPE):
     """`inputs_embeds` `[num_tokens, hidden_size]`: codec embeddings of all codebooks, overlaid with rows of
     text. Implements `stages.runtime.frame_predictor.FramePredictor`."""
@@ -109,8 +136,11 @@ class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Suppor
         )
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        runtime = vllm_config.additional_config
         self.code_predictor = CodePredictor(
-            config.code_predictor_config, vllm_config.scheduler_config.max_num_seqs
+            predictor_sizes(config.code_predictor_config),
+            vllm_config.scheduler_config.max_num_seqs,
+            use_kernels=isinstance(runtime, StageRuntimeConfig) and runtime.decoding_kernels,
         )
         self.num_predicted = self.code_predictor.num_predicted
         self.text_rows: TextRows | None = TextRows(
@@ -169,4 +199,6 @@ class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Suppor
         return not name.startswith(("talker.", _THINKER_TABLE))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return AutoWeightsLoader(self).load_weights(weights, mapper=_CHECKPOINT)
+        loaded = AutoWeightsLoader(self).load_weights(weights, mapper=_CHECKPOINT)
+        self.code_predictor.check_loaded()
+        return loaded

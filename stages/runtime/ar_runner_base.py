@@ -89,6 +89,22 @@ class RowRunnerMixin(VllmRunner):
                 raise TypeError(f"{type(model).__name__} has no table of rows for text ids")
             self.row_overlay.use_table(model.row_table())
 
+    @torch.inference_mode()
+    def warm_up_predictor(self) -> None:
+        """Compiles the kernels of the predicted codes, whether or not CUDA graphs are recorded later."""
+        if self.code_history is not None:
+            self.code_history.warm_up(self._zero_hidden())
+
+    def _zero_hidden(self) -> torch.Tensor:
+        """As the hidden states that the most tokens of a step are sampled from: `[max_num_seqs, width]`."""
+        config = self.vllm_config.model_config
+        return torch.zeros(
+            self.vllm_config.scheduler_config.max_num_seqs,
+            config.get_hidden_size(),
+            dtype=config.dtype,
+            device=self.device,
+        )
+
     def _use_hidden_layer(self, producer: RowProducer) -> None:
         """Lets the model return the hidden state that the producer needs, as it does for EAGLE 3."""
         if producer.hidden_layer is None:

@@ -200,17 +200,11 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
 
     def record_predictor(self) -> None:
         """From now on, predicted codes come from CUDA graphs. Called again, it keeps them."""
-        history, config = self.code_history, self.vllm_config
+        history = self.code_history
         if history is None or isinstance(history.predict_codes, PredictorGraphs):
             return
-        hidden = torch.zeros(
-            config.scheduler_config.max_num_seqs,
-            config.model_config.get_hidden_size(),
-            dtype=config.model_config.dtype,
-            device=self.device,
-        )
         with cuda_graph_recorder(self.device) as record:
-            history.predict_codes = PredictorGraphs(self.get_model(), hidden, record)
+            history.predict_codes = PredictorGraphs(self.get_model(), self._zero_hidden(), record)
 
     # -- request lifecycle
 

@@ -76,6 +76,12 @@ def predicted_codes(
     return codes.masked_fill(choose.is_broken[:, None], NO_CODE)
 
 
+def batch_sizes(max_num_seqs: int) -> list[int]:
+    """Powers of two, and the largest batch: a step takes as long as reading the weights, so the rows that are
+    added to a batch cost little. For the same reason, kernels differ only between these sizes."""
+    return [*(1 << power for power in range((max_num_seqs - 1).bit_length())), max_num_seqs]
+
+
 # -- history
 
 
@@ -218,6 +224,15 @@ class CodeHistory:
         # The request ends, but its next step may have been scheduled already, and looks them up.
         self._codes[of_slot, at] = codes.clamp(min=0)
         self._pending = PendingCodes(batch.request_ids, codes, is_kept)
+
+    def warm_up(self, hidden: torch.Tensor) -> None:
+        """Predicts codes that nobody reads, so that all kernels are compiled before the first request. `hidden`
+        `[max_num_seqs, width]`: zeros in the type and on the device of the hidden states."""
+        for size in batch_sizes(len(hidden)):
+            batch = StepBatch([""] * size, *np.zeros((3, size), np.int64))
+            sampled = hidden.new_zeros(size, dtype=torch.int64)
+            self.predict(hidden[:size], sampled, batch, np.zeros(size, np.bool_))
+        self.take()
 
     def take(self) -> PendingCodes | None:
         """The codes of the last `predict`, once."""

@@ -22,12 +22,13 @@ from vllm.distributed import (
     init_distributed_environment,
 )
 
-from stages.qwen3_omni.code_predictor import CODE_SAMPLING, CodePredictor
-from stages.qwen3_omni.decoder_operations import DecoderOperations
+from stages.qwen3_omni.talker import CODE_SAMPLING, predictor_sizes
+from stages.qwen_codec.code_predictor import CodePredictor
+from stages.qwen_codec.decoder_operations import DecoderOperations
 from stages.runtime.code_sampling import Choose, CodeChooser, Draws
 from stages.runtime.code_sampling_kernel import CodeKernel
-from stages.runtime.frame_predictor import predicted_codes
-from stages.runtime.predictor_graphs import PredictorGraphs, batch_sizes, cuda_graph_recorder
+from stages.runtime.frame_predictor import batch_sizes, predicted_codes
+from stages.runtime.predictor_graphs import PredictorGraphs, cuda_graph_recorder
 from tests.gpu.graph_time import microseconds
 
 pytestmark = pytest.mark.gpu
@@ -54,7 +55,7 @@ class Talker:
         torch.set_default_dtype(dtype)
         try:
             with DEVICE:
-                self._predictor = CodePredictor(config, MAX_NUM_SEQS)
+                self._predictor = CodePredictor(predictor_sizes(config), MAX_NUM_SEQS)
                 self._embedding = nn.Embedding(NUM_TOKENS, self.width)
         finally:
             torch.set_default_dtype(default)
@@ -64,7 +65,7 @@ class Talker:
 
     def use_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Instead of the kernels."""
-        monkeypatch.setattr(self._predictor, "_operations", lambda device: DecoderOperations(1e-6))
+        monkeypatch.setattr(self._predictor, "operations", DecoderOperations(1e-6))
 
     def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
         codes: torch.Tensor = self._predictor(hidden, self._embedding(sampled), choose)

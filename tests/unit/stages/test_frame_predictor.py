@@ -103,6 +103,23 @@ def test_requests_in_one_step_have_codes_of_their_own() -> None:
     assert added(codes, batch(("a", 1, 1), ("b", 2, 1))) == [40, 20]
 
 
+def test_warming_up_predicts_codes_of_batches_of_all_sizes_and_keeps_none() -> None:
+    codes, sizes = history(max_num_seqs=6), list[int]()
+    codes.add("a", 2, GREEDY)
+    predict(codes, batch(("a", 0, 2)), [1], [True])
+    predicted = codes.predict_codes
+
+    def noted(hidden: torch.Tensor, sampled: torch.Tensor, draws: Draws) -> torch.Tensor:
+        sizes.append(len(hidden))
+        return predicted(hidden, sampled, draws)
+
+    codes.predict_codes = noted
+    codes.warm_up(torch.zeros(6, WIDTH))
+    assert sizes == [1, 2, 4, 6]
+    assert codes.take() is None
+    assert added(codes, batch(("a", 0, 4))) == [0, 0, 20, 0]
+
+
 def test_more_requests_than_run_at_once_keep_their_codes() -> None:
     codes = history(max_num_seqs=1)
     for token, name in enumerate("abcde", start=1):

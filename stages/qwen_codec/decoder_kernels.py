@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stages.qwen3_omni.decoder_operations import DecoderOperations
+from stages.qwen_codec.decoder_operations import DecoderOperations
 from stages.runtime.kernel_launch import CachedLaunch
 
 

@@ -2,13 +2,10 @@
 
 import pytest
 import torch
-from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
-    Qwen3OmniMoeTalkerCodePredictorConfig,
-)
 
-from stages.qwen3_omni.code_predictor import CodePredictor
-from stages.qwen3_omni.decoder_kernels import KernelOperations
-from stages.qwen3_omni.decoder_operations import DecoderOperations
+from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
+from stages.qwen_codec.decoder_kernels import KernelOperations
+from stages.qwen_codec.decoder_operations import DecoderOperations
 
 EPSILON = 1e-6
 MAX_ROWS = 70  # more than a tile
@@ -97,25 +94,26 @@ def test_attention_reads_and_extends_the_cache(
 
 @torch.no_grad()
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_codes_of_a_frame(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Qwen3OmniMoeTalkerCodePredictorConfig(
+def test_the_codes_of_a_frame(count: int) -> None:
+    sizes = CodePredictorSizes(
+        num_predicted=4,
         vocab_size=60,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
         head_dim=16,
-        num_code_groups=5,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        rms_norm_eps=EPSILON,
+        rope_theta=10_000.0,
     )
-    predictor = CodePredictor(config, max_batch_size=4)
+    predictor = CodePredictor(sizes, max_batch_size=4)
     for weight in predictor.parameters():
         torch.nn.init.normal_(weight, std=0.3 if weight.dim() > 1 else 1.0)
     hidden, embedded = torch.randn(2, count, 32)
 
     def codes(operations: DecoderOperations) -> torch.Tensor:
-        monkeypatch.setattr(predictor, "_operations", lambda device: operations)
+        predictor.operations = operations
         made: torch.Tensor = predictor(hidden, embedded, lambda logits, codebook: logits.argmax(-1))
         return made
 
