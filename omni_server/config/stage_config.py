@@ -36,6 +36,12 @@ AnyStage = Annotated[SerializeAsAny[Stage], Field(discriminator="engine")]
 
 Platform = Literal["cpu", "cuda"]
 
+
+def _as_written(value: object) -> object:
+    """YAML reads `on` and `off` as booleans."""
+    return ("off", "on")[value] if isinstance(value, bool) else value
+
+
 FAMILY_PATTERN = r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?"
 
 MAX_MEMORY_FRACTION = 0.95
@@ -91,7 +97,7 @@ class StageConfig(FrozenModel):
     """The code of the model: an installed family, such as `qwen2_5_omni`, or `package.module:object`."""
     platform: Platform
     """Must match the installed build of vLLM."""
-    mps: Literal["auto", "on", "off"] = "auto"
+    mps: Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_written)] = "auto"
     """NVIDIA's Multi-Process Service, which lets the stages on one GPU run concurrently instead of in turns.
     `auto`: on if stages share a device and the driver includes the service. Ignored on CPU."""
     stages: dict[StageName, Annotated[AnyStage, BeforeValidator(as_declared)]]

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from omni_server.engine.construction import BuiltEngine, build_engine
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_args import ar_engine_args, diffusion_engine_args
 from omni_server.engine.engine_handle import EngineT, Stage
-from omni_server.engine.environment import compiles
+from omni_server.engine.environment import VISIBLE_DEVICES, compiles, only_devices
 from omni_server.engine.event_engine import EventAsyncLLM
 from omni_server.engine.mps import MpsDaemon, start_mps
 from omni_server.engine.process_files import TempFolder, check_cache_folder, sweep_dead_folders
@@ -251,9 +251,8 @@ class EngineBuilder:
             platform=self.config.platform,
             load_format=self.load_format,
             hf_overrides=self.family.hf_overrides(stage.model_stage),
-            replica=number,
         )
-        return await self._build(replica, stage, StageAsyncLLM, arguments, progress)
+        return await self._build(replica, stage, number, StageAsyncLLM, arguments, progress)
 
     async def build_diffusion(
         self, name: str, stage: DiffusionStage, progress: StartProgress, number: int = 0
@@ -270,9 +269,8 @@ class EngineBuilder:
             stepwise=spec.stepwise,
             carries_state=self.config.carries_state,
             announces_to=self._throttled_on(set(stage.devices_of(number))),
-            replica=number,
         )
-        return await self._build(replica, stage, EventAsyncLLM, arguments, progress)
+        return await self._build(replica, stage, number, EventAsyncLLM, arguments, progress)
 
     def _throttled_on(self, devices: set[int]) -> tuple[str, ...]:
         """The sockets of the replicas that share a device with a decoder on `devices`, and yield to it."""
@@ -292,6 +290,7 @@ class EngineBuilder:
         self,
         replica: str,
         stage: ArStage | DiffusionStage,
+        number: int,
         client_class: type[EngineT],
         arguments: AsyncEngineArgs,
         progress: StartProgress,
@@ -306,7 +305,7 @@ class EngineBuilder:
             replica,
             client_class,
             arguments,
-            environment=self._environment(),
+            environment=self._environment(stage.devices_of(number)),
             folder=self.temp.path,
             timeout_s=self.config.start_timeout_s,
             progress=progress,
@@ -314,13 +313,15 @@ class EngineBuilder:
         progress.is_ready(replica)
         return built
 
-    def _environment(self) -> dict[str, str]:
-        """Returns the environment of an engine's process: its share of the machine and its folder for
-        temporary files."""
+    def _environment(self, devices: Sequence[int]) -> dict[str, str]:
+        """Returns the environment of an engine's process: its devices, its share of the cores, and its folder
+        for temporary files. Raises `ConfigError` if the operator has hidden one of `devices`."""
         variables = self._variables | self.temp.variables()
         variables[MODEL_FAMILY_VARIABLE] = self.config.model_family
         if self.mps is not None:
-            variables |= self.mps.variables()
+            variables |= self.mps.variables
+        if self.config.platform == "cuda":
+            variables[VISIBLE_DEVICES] = only_devices(devices, variables.get(VISIBLE_DEVICES))
         if "OMP_NUM_THREADS" not in self._variables:
             # An engine loads weights on its share of the cores and serves on one thread. vLLM does the same
             # where it starts the process, but counts the engines of one model only.
