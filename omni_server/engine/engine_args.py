@@ -53,7 +53,8 @@ def ar_engine_args(
         "distributed_executor_backend": "uni" if stage.num_ranks == 1 else "mp",
         "dtype": stage.dtype,
         # By default vLLM chooses the backend that the first structured request needs, and keeps it.
-        "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar"),
+        # A model that may write white space anywhere can write nothing else until its limit.
+        "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar", disable_any_whitespace=True),
     }
     if runtime.input_queues:
         arguments["skip_tokenizer_init"] = True  # the stage's tokens are not text
