@@ -42,6 +42,7 @@ export async function transcribeFile(file) {
   } catch (error) {
     if (error.name === "AbortError") return;
     if (!(error instanceof ApiError)) throw error;
+    element("transcript-box").hidden = element("transcript").textContent === "";
     show("transcribe-problem", error.status === 0 && file.size > LARGE_BYTES ? TOO_LARGE : error.message);
     served.doubt(error);
   } finally {
