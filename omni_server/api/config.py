@@ -4,6 +4,7 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from omni_server.errors import ConfigError
 from omni_server.media.limits import MediaLimits
 
 
@@ -33,6 +34,23 @@ class TlsFiles:
     ciphers: str = "TLSv1"
     """OpenSSL's cipher list, for TLS up to 1.2. uvicorn's default; the name denotes a family of ciphers,
     not a protocol version."""
+
+    def context(self) -> ssl.SSLContext:
+        """Reads the files. Raises `ConfigError` that names the one that cannot be used."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        what = "TLS certificate or key"
+        files = " and ".join(filter(None, (self.certfile, self.keyfile)))
+        try:
+            context.load_cert_chain(self.certfile, self.keyfile, password="")  # or OpenSSL would ask for one
+            context.verify_mode = self.cert_reqs
+            if self.ca_certs is not None:
+                what, files = "TLS authorities", self.ca_certs
+                context.load_verify_locations(self.ca_certs)
+            what, files = "TLS ciphers", self.ciphers
+            context.set_ciphers(self.ciphers)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"cannot use the {what} {files}: {error.strerror or error}") from None
+        return context
 
 
 @dataclass(frozen=True)

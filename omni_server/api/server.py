@@ -12,14 +12,14 @@ import uvicorn
 import websockets
 
 from omni_server.api.app import create_app
-from omni_server.api.config import ApiConfig, TlsFiles
+from omni_server.api.config import ApiConfig
 from omni_server.api.http_protocol import http_protocol
 from omni_server.api.images.sizes import check_size_limits
 from omni_server.api.listener import address_of, listen, remove_unix_path
 from omni_server.api.state import ServerState
 from omni_server.api.tracing import open_tracer
 from omni_server.api.websocket_protocol import WebSocketProtocol
-from omni_server.errors import ConfigError, OverloadedError, StageDeadError
+from omni_server.errors import OverloadedError, StageDeadError
 from omni_server.generation import Generator
 
 logger = logging.getLogger(__name__)
@@ -209,17 +209,10 @@ async def _web_server(
             ws_per_message_deflate=False,  # base64 audio: much event loop time for little gain
             timeout_keep_alive=config.http_keep_alive_s,
             timeout_graceful_shutdown=1,  # requests have already been drained or aborted
-            ssl_certfile=None if tls is None else tls.certfile,
-            ssl_keyfile=None if tls is None else tls.keyfile,
-            ssl_ca_certs=None if tls is None else tls.ca_certs,
-            ssl_cert_reqs=TlsFiles.cert_reqs if tls is None else tls.cert_reqs,
-            ssl_ciphers=TlsFiles.ciphers if tls is None else tls.ciphers,
+            ssl_context_factory=None if tls is None else lambda *_: tls.context(),
         )
     )
-    try:
-        web.config.load()  # uvicorn would only do this in `serve`
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(f"cannot use the TLS certificate, key or authorities: {error}") from None
+    web.config.load()  # uvicorn would only do this in `serve`
     serving = asyncio.create_task(web.serve(sockets=[listener]))
     try:
         yield serving

@@ -86,6 +86,8 @@ def resolve_deployment(
     downloading weights.
     """
     if stage_config is None:
+        if quantization is not None and (use_cpu or not has_gpu()):
+            raise _needs_gpu(quantization)
         folder = resolve_model_folder(
             model,
             architectures=servable_architectures(),
@@ -160,7 +162,7 @@ def chosen_config(
     if gpus:
         return plan(gpus, base, model, quantization)
     if quantization is not None:
-        raise ConfigError(f"--quantization {quantization} needs an NVIDIA GPU")
+        raise _needs_gpu(quantization)
     if model.num_parameters <= LARGEST_DEMO:
         return load_for(find_shipped_config(defaults.demo), base.outputs)
     name = f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters)"
@@ -172,6 +174,10 @@ def chosen_config(
             f"config {defaults.cpu}), much slower than speech"
         )
     return base
+
+
+def _needs_gpu(quantization: Quantization) -> ConfigError:
+    return ConfigError(f"--quantization {quantization} needs an NVIDIA GPU")
 
 
 def describe(config: StageConfig) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_server.api.access import is_loopback
+from omni_server.api.access import ApiKeys, is_loopback
 from omni_server.api.listener import check_address
 from omni_server.audio.formats import AUDIO_FORMATS
 from omni_server.cli.pipeline import prepare, running
@@ -67,7 +67,11 @@ def serve(options: ServeOptions) -> int:
     set_up_logging(options.log_level, options.log_format)
     if options.api.uds is None and not options.api.api_keys and not is_loopback(options.api.host):
         logger.warning("no --api-key is set: everybody who reaches %s can use this server", options.api.host)
-    check_address(options.api)  # before the steps that take seconds
+    # Before the steps that take seconds.
+    check_address(options.api)
+    ApiKeys(options.api.api_keys)
+    if options.api.tls is not None:
+        options.api.tls.context()
     out = Printer()
     on_progress: Callable[[str], None] = (
         partial(logger.info, "%s") if options.log_format == "json" else progress_printer(out)

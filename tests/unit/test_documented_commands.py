@@ -27,7 +27,7 @@ PAGES = [
 ]
 
 RUN_BY = {
-    "docs/api.md": "tests/integration/test_api_page.py::test_a_command_does_what_the_page_says",
+    "docs/api.md": "tests/integration/test_api_page.py::test_a_command_prints_what_the_page_says",
     "docs/quickstart.md": "tests/integration/test_quickstart.py::test_it_works_as_it_stands",
     "docs/realtime.md": (
         "tests/unit/api/realtime/test_socket.py::test_the_example_in_the_documentation_saves_the_answer"

@@ -299,6 +299,30 @@ def test_what_this_machine_has_is_read_from_it() -> None:
     assert machine.version_of("pydantic") == metadata.version("pydantic")
 
 
+@pytest.mark.parametrize(
+    ("files", "cached"),
+    [
+        (("memory.max", "memory.current", "memory.stat"), "inactive_file"),
+        (
+            ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+            "total_inactive_file",
+        ),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_a_containers_limit_counts(
+    files: tuple[str, str, str], cached: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory").mkdir()
+    for name, text in zip(files, ("3000000", "1000000", f"other 5\n{cached} 400000"), strict=True):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+
+    memory = machine.memory_of_this_machine()
+
+    assert (memory.total, memory.free) == (3_000_000, 2_400_000)
+
+
 def test_a_stage_config_that_is_not_valid_exits_with_2(
     whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -443,6 +443,33 @@ def test_flags_that_contradict_the_stage_config_are_refused(
     assert no_start == []
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--api-key", ""], "an API key is empty"),
+        (
+            ["--ssl-certfile", "/nope"],
+            "cannot use the TLS certificate or key /nope: No such file or directory",
+        ),
+    ],
+)
+def test_what_cannot_serve_is_refused_before_the_model_is_looked_for(
+    flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve, "prepare", lambda *_: pytest.fail("the model was looked for"))
+    assert main(["serve", *flags]) == 2
+
+    assert message in capsys.readouterr().err
+
+
+def test_quantization_without_a_gpu_is_refused_before_the_model_is_looked_for(
+    no_start: list[StageConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "/nope", "--quantization", "fp8"]) == 2
+
+    assert "--quantization fp8 needs an NVIDIA GPU" in capsys.readouterr().err
+
+
 def test_a_missing_model_folder_exits_with_2_and_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
