@@ -65,6 +65,10 @@ def import_engine_modules(family: ModelFamily) -> None:
         gc.enable()
 
 
+# Triton reports every object that is still frozen when the interpreter ends, as leaked, in 30 lines.
+atexit.register(gc.unfreeze)
+
+
 def fork_from_here(family: ModelFamily) -> None:
     """Makes a copy of this process the fork server, after `import_engine_modules`.
 

@@ -77,11 +77,11 @@ NOT_RUN = {
         "CONTRIBUTING.md",
         "scripts/setup-env --extra",
     ): "installs packages and runs all tests; CI runs scripts/test",
-    ("docs/images.md", "scripts/setup-env --cuda --extra images"): "needs a GPU and downloads 58 GB",
+    ("docs/images.md", "scripts/serve Qwen/Qwen-Image"): "needs a GPU and downloads 58 GB",
     (
         "docs/images.md",
-        "scripts/setup-env --cpu --extra images",
-    ): "installs packages; tests/integration/test_diffusers_stage.py runs such a pipeline",
+        "scripts/serve --demo images",
+    ): "installs packages; tests/integration/test_image_server.py serves such a pipeline",
     (
         "docs/images.md",
         ".venv/bin/omni-server check Qwen/Qwen-Image",
