@@ -1,11 +1,13 @@
 """The talker as a vLLM model, but for its decoder, which tests/integration/test_frames.py compares."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig, Qwen3OmniMoeConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerResizeMLP
 from vllm import ModelRegistry
@@ -16,8 +18,10 @@ from vllm.distributed import (
     init_distributed_environment,
 )
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
+from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen3_omni.hf_overrides import TALKER, talker_config
 from stages.qwen3_omni.talker import Qwen3OmniTalker, TextRows
 from stages.runtime.frame_predictor import frame_predictor
@@ -81,12 +85,16 @@ def config(tmp_path: Path) -> VllmConfig:
     made = Qwen3OmniMoeConfig(**CONFIG)
     made.architectures = ["Qwen3OmniMoeForConditionalGeneration"]
     made.save_pretrained(tmp_path)
+    return engine_config(tmp_path, "dummy")
+
+
+def engine_config(folder: Path, load_format: str) -> VllmConfig:
     ModelRegistry.register_model(TALKER, Qwen3OmniTalker)
     engine_args = EngineArgs(
-        str(tmp_path),
+        str(folder),
         hf_overrides=talker_config,
         dtype="float32",
-        load_format="dummy",
+        load_format=load_format,
         enable_prompt_embeds=True,
         skip_tokenizer_init=True,
         enforce_eager=True,
@@ -97,16 +105,23 @@ def config(tmp_path: Path) -> VllmConfig:
     return engine_args.create_engine_config()
 
 
+@contextmanager
+def unloaded(config: VllmConfig, folder: Path) -> Iterator[Qwen3OmniTalker]:
+    init_distributed_environment(1, 0, f"file://{folder}/store", 0, backend="gloo")
+    try:
+        with set_current_vllm_config(config):
+            ensure_model_parallel_initialized(1, 1)
+            yield Qwen3OmniTalker(vllm_config=config)
+    finally:
+        cleanup_dist_env_and_memory()
+
+
 @pytest.fixture
 def talker(config: VllmConfig, tmp_path: Path) -> Iterator[Qwen3OmniTalker]:
     """With vLLM's dummy weights, which are not loaded by the model itself."""
-    init_distributed_environment(1, 0, f"file://{tmp_path}/store", 0, backend="gloo")
-    with set_current_vllm_config(config):
-        ensure_model_parallel_initialized(1, 1)
-        made = Qwen3OmniTalker(vllm_config=config)
-    DummyModelLoader(config.load_config).load_weights(made, config.model_config)
-    yield made
-    cleanup_dist_env_and_memory()
+    with unloaded(config, tmp_path) as made:
+        DummyModelLoader(config.load_config).load_weights(made, config.model_config)
+        yield made
 
 
 def test_dummy_weights_give_rows_too_and_nothing_of_them_is_kept(talker: Qwen3OmniTalker) -> None:
@@ -130,3 +145,25 @@ def test_it_predicts_the_other_codebooks_of_a_frame(talker: Qwen3OmniTalker) -> 
 def test_positions_are_interleaved_whatever_the_config_says(config: VllmConfig) -> None:
     assert config.model_config.uses_mrope
     assert config.model_config.hf_config.rope_parameters["mrope_interleaved"] is True
+
+
+PARTS = ["lm_head.3.weight", "model.layers.0.mlp.up_proj.weight", "model.codec_embedding.14.weight"]
+
+
+@pytest.mark.parametrize("missing", [None, *PARTS])
+def test_a_checkpoint_that_lacks_a_part_of_a_merged_weight_is_refused(
+    missing: str | None, tmp_path: Path
+) -> None:
+    folder = make_demo_checkpoint(tmp_path / "checkpoint", family="qwen3_omni")
+    weights = load_file(folder / "model.safetensors")
+    if missing is not None:
+        del weights[f"talker.code_predictor.{missing}"]
+    save_file(weights, folder / "model.safetensors")
+    config = engine_config(folder, "auto")
+    refusal = (
+        pytest.raises(ValueError, match=f"lacks weights of the code predictor: .*{missing}")
+        if missing
+        else nullcontext()
+    )
+    with unloaded(config, tmp_path) as talker, refusal:
+        get_model_loader(config.load_config).load_weights(talker, config.model_config)

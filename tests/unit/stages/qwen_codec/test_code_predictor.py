@@ -154,6 +154,9 @@ def test_weights_are_complete_when_all_parts_have_come(
     [
         ("model.layers.0.self_attn.q_bias", (64,), "no weight model.layers.0.self_attn.q_bias"),
         ("lm_head.3.weight", (WIDTH,), r"lm_head.3.weight has shape \[\d+\], not \[\d+, \d+\]"),
+        ("lm_head.3.weight", (1, WIDTH), r"has shape \[1, \d+\], not \[\d+, \d+\]"),
+        ("model.layers.1.self_attn.q_norm.weight", (1,), r"has shape \[1\], not \[16\]"),
+        ("model.layers.0.mlp.up_proj.weight", (1, 1), r"has shape \[1, 1\], not \[48, 32\]"),
     ],
 )
 def test_a_weight_of_another_name_or_shape_is_refused(
