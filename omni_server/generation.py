@@ -48,11 +48,16 @@ class Generator(Protocol):
         ...
 
     def is_alive(self) -> bool:
-        """False once a stage has died and will not be restarted."""
+        """False once all replicas of a stage have failed."""
         ...
 
     def stage_down(self) -> StageDownError | None:
         """Returns the error for requests that need a restarting stage; None if all stages are up."""
+        ...
+
+    def failed_replicas(self) -> tuple[str, ...]:
+        """Returns the names of replicas that died too often and are not restarted for now, while others of
+        their stages serve."""
         ...
 
     def metrics_text(self) -> bytes:

@@ -81,8 +81,8 @@ class SupervisionConfig(FrozenModel):
     steps, so this must be longer than any step; `null`: no timeout."""
     max_restarts: Annotated[int, Field(ge=0)] = 5
     """Restarts allowed per stage, or replica of a stage, within `restart_window_s`. If it dies once more, it
-    is not restarted, and if no replica of the stage is left, the server ends with exit code 1. 0: the first
-    death is the last."""
+    has failed: the server ends with exit code 1 or, if other replicas of the stage have not failed, starts
+    the replica again when the window allows it. 0: the first death is the last."""
     restart_window_s: Annotated[float, Field(gt=0)] = 600.0
     """Time after which a restart no longer counts towards `max_restarts`."""
     max_backoff_s: Annotated[float, Field(ge=0)] = 30.0

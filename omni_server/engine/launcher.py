@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from vllm import envs as vllm_envs
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.renderers import BaseRenderer
 from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, startup_omp_num_threads
 
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Embeddings
@@ -19,7 +21,7 @@ from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine import fork_server
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.async_engine import StageAsyncLLM
-from omni_server.engine.cancellation import uninterrupted
+from omni_server.engine.cancellation import in_daemon_thread, uninterrupted
 from omni_server.engine.construction import BuiltEngine, build_engine
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_args import ar_engine_args, diffusion_engine_args
@@ -222,6 +224,7 @@ class EngineBuilder:
         # On CPUs vLLM sets variables in this process whenever it creates an engine's config. All engines get
         # the same environment, including those of a restart.
         self._variables = dict(os.environ)
+        self._renderers: dict[str, BaseRenderer[Any]] = {}
 
     async def build_ar(
         self, name: str, stage: ArStage, progress: StartProgress, number: int = 0
@@ -295,7 +298,7 @@ class EngineBuilder:
         arguments: AsyncEngineArgs,
         progress: StartProgress,
     ) -> BuiltEngine[EngineT]:
-        self.temp.check_room()
+        await in_daemon_thread(self.temp.check_room)
         arguments.additional_config = msgspec.structs.replace(
             arguments.additional_config,
             progress=progress.began(replica),
@@ -309,7 +312,9 @@ class EngineBuilder:
             folder=self.temp.path,
             timeout_s=self.config.start_timeout_s,
             progress=progress,
+            renderer=self._renderers.get(replica),
         )
+        self._renderers[replica] = built.client.renderer
         progress.is_ready(replica)
         return built
 

@@ -37,9 +37,7 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 
     async def build_engine(*_: Any, environment: dict[str, str], **__: Any) -> BuiltEngine[AsyncLLM]:
         built.append(environment)
-        return BuiltEngine(
-            cast(AsyncLLM, SimpleNamespace(output_processor=SimpleNamespace())), cast(EngineProcesses, None)
-        )
+        return BuiltEngine(cast(AsyncLLM, SimpleNamespace(renderer=None)), cast(EngineProcesses, None))
 
     monkeypatch.setattr(launcher, "build_engine", build_engine)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -101,7 +99,7 @@ async def test_a_stage_that_gets_text_as_ids_looks_up_its_rows(
 
     async def build_engine(name: str, _: Any, arguments: Any, **__: Any) -> BuiltEngine[AsyncLLM]:
         built[name] = arguments.additional_config
-        return BuiltEngine(cast(AsyncLLM, None), cast(EngineProcesses, None))
+        return BuiltEngine(cast(AsyncLLM, SimpleNamespace(renderer=None)), cast(EngineProcesses, None))
 
     monkeypatch.setattr(launcher, "build_engine", build_engine)
     builder = builder_in(tmp_path)
@@ -220,3 +218,25 @@ async def test_what_vllm_sets_in_this_process_does_not_reach_the_engine_of_a_res
     monkeypatch.setenv("LD_PRELOAD", "libtcmalloc.so")
     await build(builder)
     assert environments[0] == environments[1]
+
+
+async def test_the_renderer_of_an_engine_serves_its_successor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """vLLM makes one in seconds, in which no stream of the server advances."""
+    given: list[object] = []
+
+    async def build_engine(*_: Any, renderer: object, **__: Any) -> BuiltEngine[AsyncLLM]:
+        given.append(renderer)
+        client = SimpleNamespace(renderer=renderer or f"of engine {len(given)}")
+        return BuiltEngine(cast(AsyncLLM, client), cast(EngineProcesses, None))
+
+    monkeypatch.setattr(launcher, "build_engine", build_engine)
+    thinker = CONFIG.stages["thinker"].model_copy(update={"replicas": 2})
+    assert isinstance(thinker, ArStage)
+    builder = builder_in(tmp_path)
+    builder.queues = {("thinker", "talker"): builder.queues["thinker", "talker"] * 2}
+    with StartProgress(lambda line: None) as progress:
+        for number in (0, 1, 1, 0, 1):
+            await builder.build_ar("thinker", thinker, progress, number)
+    assert given == [None, None, "of engine 2", "of engine 1", "of engine 2"]
