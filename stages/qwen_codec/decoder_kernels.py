@@ -21,8 +21,8 @@ from stages.runtime.kernel_launch import CachedLaunch
 def _finished(
     y, up, residual_ptr, at, inside, GATED: tl.constexpr, HAS_RESIDUAL: tl.constexpr, dtype: tl.constexpr
 ):
-    """A product and, if gated, that of the other half, in float32: gated, or with the residual added. The store
-    of the result rounds it."""
+    """A product and, if gated, that of the other half, in float32: gated, or with the residual added. The
+    store of the result rounds it."""
     y = y.to(dtype).to(tl.float32)
     if GATED:
         silu = (y / (1.0 + tl.exp(-y))).to(dtype).to(tl.float32)
