@@ -226,8 +226,8 @@ class CodeHistory:
         self._pending = PendingCodes(batch.request_ids, codes, is_kept)
 
     def warm_up(self, hidden: torch.Tensor) -> None:
-        """Predicts codes that nobody reads, so that all kernels are compiled before the first request. `hidden`
-        `[max_num_seqs, width]`: zeros in the type and on the device of the hidden states."""
+        """Predicts codes that nobody reads, so that all kernels are compiled before the first request.
+        `hidden` `[max_num_seqs, width]`: zeros in the type and on the device of the hidden states."""
         for size in batch_sizes(len(hidden)):
             batch = StepBatch([""] * size, *np.zeros((3, size), np.int64))
             sampled = hidden.new_zeros(size, dtype=torch.int64)

@@ -1,9 +1,11 @@
 """The talker as a vLLM model, but for its decoder, which tests/integration/test_frames.py compares."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,9 +23,12 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
+from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen3_omni.hf_overrides import TALKER, talker_config
 from stages.qwen3_omni.talker import Qwen3OmniTalker, TextRows
+from stages.qwen_codec import code_predictor
+from stages.qwen_codec.decoder_kernels import KernelOperations
 from stages.runtime.frame_predictor import frame_predictor
 
 VOCABULARY, THINKER_WIDTH, INNER, WIDTH = 9000, 24, 40, 16
@@ -85,24 +90,23 @@ def config(tmp_path: Path) -> VllmConfig:
     made = Qwen3OmniMoeConfig(**CONFIG)
     made.architectures = ["Qwen3OmniMoeForConditionalGeneration"]
     made.save_pretrained(tmp_path)
-    return engine_config(tmp_path, "dummy")
+    return engine_config(tmp_path, load_format="dummy")
 
 
-def engine_config(folder: Path, load_format: str) -> VllmConfig:
+def engine_config(folder: Path, **engine_args: Any) -> VllmConfig:
     ModelRegistry.register_model(TALKER, Qwen3OmniTalker)
-    engine_args = EngineArgs(
+    return EngineArgs(
         str(folder),
+        **engine_args,
         hf_overrides=talker_config,
         dtype="float32",
-        load_format=load_format,
         enable_prompt_embeds=True,
         skip_tokenizer_init=True,
         enforce_eager=True,
         block_size=32,
         max_model_len=64,
         max_num_seqs=4,
-    )
-    return engine_args.create_engine_config()
+    ).create_engine_config()
 
 
 @contextmanager
@@ -147,19 +151,34 @@ def test_positions_are_interleaved_whatever_the_config_says(config: VllmConfig) 
     assert config.model_config.hf_config.rope_parameters["mrope_interleaved"] is True
 
 
+@pytest.mark.parametrize("decoding_kernels", [True, False])
+def test_the_code_predictor_has_our_kernels_unless_the_stage_is_to_have_vllms(
+    decoding_kernels: bool, config: VllmConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_predictor, "fits_decoding_kernels", lambda device: True)
+    config.additional_config = StageRuntimeConfig(model_dir="", decoding_kernels=decoding_kernels)
+    with unloaded(config, tmp_path) as talker:
+        assert isinstance(talker.code_predictor.operations, KernelOperations) == decoding_kernels
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint", family="qwen3_omni")
+
+
 PARTS = ["lm_head.3.weight", "model.layers.0.mlp.up_proj.weight", "model.codec_embedding.14.weight"]
 
 
 @pytest.mark.parametrize("missing", [None, *PARTS])
 def test_a_checkpoint_that_lacks_a_part_of_a_merged_weight_is_refused(
-    missing: str | None, tmp_path: Path
+    missing: str | None, checkpoint: Path, tmp_path: Path
 ) -> None:
-    folder = make_demo_checkpoint(tmp_path / "checkpoint", family="qwen3_omni")
+    folder = shutil.copytree(checkpoint, tmp_path / "checkpoint")
     weights = load_file(folder / "model.safetensors")
     if missing is not None:
         del weights[f"talker.code_predictor.{missing}"]
     save_file(weights, folder / "model.safetensors")
-    config = engine_config(folder, "auto")
+    config = engine_config(folder)
     refusal = (
         pytest.raises(ValueError, match=f"lacks weights of the code predictor: .*{missing}")
         if missing
