@@ -11,7 +11,7 @@ from tests.unit.scripts.test_serve_script import ROOT, write_program
 
 PROGRAMS = ("chromium", "chromedriver", "curl", "espeak-ng", "gcc")
 PACKAGES = "chromium chromium-driver curl espeak-ng gcc libc6-dev"
-NEEDED_BY_THE_SCRIPTS = ("bash", "dirname", "env", "flock", "cat", "touch")
+NEEDED_BY_THE_SCRIPTS = ("bash", "dirname", "env", "flock", "cat", "sleep")
 
 
 @pytest.fixture
