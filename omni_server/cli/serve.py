@@ -6,16 +6,12 @@ import contextlib
 import json
 import logging
 import shlex
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_server.api.access import ApiKeys, is_loopback
-from omni_server.api.listener import check_address
 from omni_server.audio.formats import AUDIO_FORMATS
-from omni_server.cli.pipeline import prepare, running
 from omni_server.cli.process import (
     Printer,
     drop_unwritable_output,
@@ -27,14 +23,14 @@ from omni_server.command_line import program
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
-from omni_server.engine.start_progress import LONGEST_SILENCE_S
 from omni_server.family import load_family
-from omni_server.generation import Generator
 from omni_server.log_format import set_up_logging
 from omni_server.native_stderr import redirect_native_stderr
 from omni_server.types import ModelInfo
+from omni_server.version import VERSION
 
 if TYPE_CHECKING:  # imported when the engines start
+    from omni_server.generation import Generator
     from omni_server.omni import AsyncOmni
 
 logger = logging.getLogger(__name__)
@@ -65,6 +61,16 @@ def serve(options: ServeOptions) -> int:
     """Runs until stopped. Returns 0 after a clean shutdown; raises `ConfigError` before serving."""
     drop_unwritable_output()
     set_up_logging(options.log_level, options.log_format)
+    out = Printer()
+    on_progress: Callable[[str], None] = (
+        partial(logger.info, "%s") if options.log_format == "json" else progress_printer(out)
+    )
+    on_progress(f"omni-server {VERSION} starts with {options.model or f'the demo model {options.demo}'}")
+    # Imports that take seconds come after the first line.
+    from omni_server.api.access import ApiKeys, is_loopback
+    from omni_server.api.listener import check_address
+    from omni_server.cli.pipeline import prepare
+
     if options.api.uds is None and not options.api.api_keys and not is_loopback(options.api.host):
         logger.warning("no --api-key is set: everybody who reaches %s can use this server", options.api.host)
     # Before the steps that take seconds.
@@ -72,10 +78,6 @@ def serve(options: ServeOptions) -> int:
     ApiKeys(options.api.api_keys)
     if options.api.tls is not None:
         options.api.tls.context()
-    out = Printer()
-    on_progress: Callable[[str], None] = (
-        partial(logger.info, "%s") if options.log_format == "json" else progress_printer(out)
-    )
     model_dir, config = prepare(options, on_progress)
     return _run(options, model_dir, config, on_progress, out)
 
@@ -92,6 +94,7 @@ def _run(
     redirect_native_stderr()
     return_freed_memory()
     from omni_server.api.server import run_server
+    from omni_server.cli.pipeline import running
 
     pipeline = contextlib.AsyncExitStack()
     started: list[AsyncOmni] = []
@@ -101,7 +104,7 @@ def _run(
         started.append(omni)
         return omni
 
-    async def stop(_: Generator) -> None:
+    async def stop(_: "Generator") -> None:
         await pipeline.aclose()
 
     def on_ready(address: str) -> None:
@@ -116,28 +119,9 @@ def _load_vllm(config: StageConfig, on_progress: Callable[[str], None]) -> None:
     """Imports vLLM and forks a copy of this process, the parent of engines."""
     set_engine_environment(config)
     family = load_family(config.model_family)
-    with _announced("importing PyTorch and vLLM", on_progress):
-        fork_server.import_engine_modules(family)
+    on_progress("importing PyTorch and vLLM")
+    fork_server.import_engine_modules(family)
     fork_server.fork_from_here(family)
-
-
-@contextlib.contextmanager
-def _announced(what: str, on_progress: Callable[[str], None]) -> Iterator[None]:
-    """Reports `what` as progress repeatedly until the block ends."""
-    is_over = threading.Event()
-
-    def repeat() -> None:
-        while not is_over.wait(LONGEST_SILENCE_S):
-            on_progress(what)
-
-    on_progress(what)
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()  # the process must be single-threaded when it forks
 
 
 def ready_message(address: str, model: ModelInfo) -> str:

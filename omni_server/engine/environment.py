@@ -16,9 +16,9 @@ from omni_server.errors import ConfigError
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
-def set_engine_environment(config: StageConfig) -> None:
-    """Sets the variables in this process, except for those that the operator has set. Must be called before
-    vLLM or torch is imported.
+def set_library_environment() -> None:
+    """Sets the variables that no stage config changes, except for those that the operator has set. Must be
+    called before torch is imported: it reads the level of its log then.
 
     Raises `ConfigError` if no temporary file can be created, or if torch's folder for compiled code cannot be
     created, which its import would report with a traceback.
@@ -35,6 +35,15 @@ def set_engine_environment(config: StageConfig) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
+
+
+def set_engine_environment(config: StageConfig) -> None:
+    """Sets all variables in this process, except for those that the operator has set. Must be called before
+    vLLM is imported.
+
+    Raises `ConfigError` like `set_library_environment`.
+    """
+    set_library_environment()
     # V2 on a GPU, where one kernel samples codec tokens. On a CPU V2 needs a Triton that compiles for
     # CPUs, which the one on PyPI does not.
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1" if config.platform == "cuda" else "0")

@@ -1,6 +1,7 @@
 """`omni-server serve` up to the point where engines would start."""
 
 import json
+import os
 import re
 import ssl
 from pathlib import Path
@@ -329,6 +330,7 @@ def test_origins_may_be_a_json_list_as_in_vllm(parsed: list[ServeOptions]) -> No
 @pytest.fixture
 def no_start(monkeypatch: pytest.MonkeyPatch) -> list[StageConfig]:
     """Configs that engines would have been started with, in an environment that stays as it is."""
+    monkeypatch.setattr(default_config, "set_library_environment", lambda: None)
     monkeypatch.setattr(default_config, "set_engine_environment", lambda config: None)
     configs: list[StageConfig] = []
 
@@ -345,6 +347,22 @@ def seven_b(tmp_path: Path) -> Path:
     """The 7B as far as a plan looks at it."""
     (tmp_path / "config.json").write_text(json.dumps(genuine_model_config("7b")))
     return tmp_path
+
+
+def test_torch_finds_the_level_of_its_log_when_it_is_imported(
+    seven_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels: list[str | None] = []
+
+    def has_gpu() -> bool:
+        """Imports torch."""
+        levels.append(os.environ.get("TORCH_CPP_LOG_LEVEL"))
+        return False
+
+    monkeypatch.setattr(os, "environ", {"HOME": os.environ["HOME"]})
+    monkeypatch.setattr(default_config, "has_gpu", has_gpu)
+    assert main(["serve", str(seven_b)]) == 2
+    assert levels == ["ERROR"]
 
 
 def test_without_a_gpu_a_genuine_model_is_refused_in_one_line_before_weights_are_looked_for(
@@ -456,7 +474,7 @@ def test_flags_that_contradict_the_stage_config_are_refused(
 def test_what_cannot_serve_is_refused_before_the_model_is_looked_for(
     flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(serve, "prepare", lambda *_: pytest.fail("the model was looked for"))
+    monkeypatch.setattr(pipeline, "prepare", lambda *_: pytest.fail("the model was looked for"))
     assert main(["serve", *flags]) == 2
 
     assert message in capsys.readouterr().err
