@@ -20,6 +20,7 @@ from omni_server.cli.process import (
     Printer,
     drop_unwritable_output,
     progress_printer,
+    raise_descriptor_limit,
     return_freed_memory,
 )
 from omni_server.cli.serve_flags import ServeOptions, add_serve_flags, serve_options
@@ -65,6 +66,7 @@ def serve(options: ServeOptions) -> int:
     """Runs until stopped. Returns 0 after a clean shutdown; raises `ConfigError` before serving."""
     drop_unwritable_output()
     set_up_logging(options.log_level, options.log_format)
+    raise_descriptor_limit()
     if options.api.uds is None and not options.api.api_keys and not is_loopback(options.api.host):
         logger.warning("no --api-key is set: everybody who reaches %s can use this server", options.api.host)
     check_address(options.api)  # before the steps that take seconds

@@ -100,6 +100,8 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         tokenizer = self.engine.get_tokenizer()
 
         def verify() -> None:
+            if params.structured_outputs is not None and "\0" in (params.structured_outputs.regex or ""):
+                raise VLLMValidationError("The regular expression must not contain NUL characters.")
             params.verify(
                 config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer
             )
@@ -110,7 +112,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
                 verify()
             else:  # compiles a schema to a grammar
                 await asyncio.to_thread(verify)
-        except (VLLMClientError, ValueError) as exc:
+        except VLLMClientError as exc:
             known = exc.parameter if isinstance(exc, VLLMValidationError) else None
             raise InvalidRequestError(
                 _refusal(exc), param=known if known is not None else structured_param
@@ -134,6 +136,8 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         equal ones. Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
         """
         engine = self.engine
+        if params.logprobs is not None and self._tokens is None:
+            self._tokens = TokenTable(engine.get_tokenizer())
         if isinstance(prompt, RenderedPrompt):
             token_ids, engine_input = prompt.token_ids, prompt.engine_input
         else:
@@ -154,11 +158,9 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
             engine.drop_codes(request_id)
             # If this was cancelled while sending, the engine may already have the request.
             await abort(engine, request_id, internal=False)
-            if isinstance(exc, VLLMClientError | ValueError):
-                raise InvalidRequestError(str(exc)) from exc
+            if isinstance(exc, VLLMClientError):
+                raise InvalidRequestError(_refusal(exc)) from exc
             raise
-        if params.logprobs is not None and self._tokens is None:
-            self._tokens = TokenTable(engine.get_tokenizer())
         tokens = None if params.logprobs is None else self._tokens
         return ArStream(self.name, engine, request_id, queue, meter, tokens, params)
 
