@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal
 
 from vllm import SamplingParams
@@ -16,7 +17,7 @@ from omni_server.engine.engine_handle import BuildEngine, EngineHandle
 from omni_server.engine.feed_outbox import FeedOutbox
 from omni_server.engine.prompt_rendering import PromptRenderer, RenderedPrompt
 from omni_server.engine.token_table import TokenTable
-from omni_server.errors import InvalidRequestError
+from omni_server.errors import InvalidRequestError, StageDeadError, StageError
 from omni_server.family import Prompt
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.rows import AddressedFeed, SharedBlock
@@ -52,7 +53,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         self._output_ledger = output_ledger
         self._input_ledgers = input_ledgers
         self._tokens: TokenTable | None = None
-        self.outbox = FeedOutbox(self.feed, self._drop if input_ledgers else None)
+        self.outbox = FeedOutbox(self.feed, self._drop if input_ledgers else None, self._fail)
 
     def attach(self, built: BuiltEngine[StageAsyncLLM]) -> None:
         engine = built.client
@@ -71,6 +72,10 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
 
     def _drop(self, block: SharedBlock) -> None:
         self._input_ledgers[block.queue].drop(block)
+
+    def _fail(self, engine_id: str) -> None:
+        with suppress(StageDeadError):  # then the request learns that
+            self.engine.fail(engine_id, StageError(self.name, "its input could not be sent"))
 
     def max_media(self, modality: str) -> int:
         """Returns how many items of a modality one prompt may hold (vLLM's `limit_mm_per_prompt`)."""

@@ -78,7 +78,9 @@ class FakeEngine:
         self.requests: dict[str, SamplingParams] = {}
         self.structured: list[str] = []
         self.fed: list[AddressedFeed] = []
-        self.output_processor = SimpleNamespace(stage_metrics=ArStageMetrics(), row_ledger=None)
+        self.output_processor = SimpleNamespace(
+            stage_metrics=ArStageMetrics(), row_ledger=None, request_states={}
+        )
         self.renderer: FakeRenderer | None = None
         self.input_processor = SimpleNamespace(mm_encoder_cache_size=50)
 
@@ -97,6 +99,8 @@ class FakeEngine:
     ) -> RequestOutputCollector:
         self.structured.append(request_id)
         return await self.add_request(request_id, engine_input, params, priority=priority)
+
+    fail = StageAsyncLLM.fail
 
     async def abort(self, request_id: str, *, internal: bool) -> None:
         self.requests.pop(request_id.removesuffix("-internal") if internal else request_id, None)
@@ -368,6 +372,20 @@ async def test_a_refusal_is_one_line_without_control_characters() -> None:
         await handle_of(FakeEngine()).check(Refused(), "tools")
     assert caught.value.message == "no grammar:  1970-01-01 INFO forged rule [31m is cyclic"
     assert caught.value.param == "tools"
+
+
+async def test_a_request_whose_rows_cannot_be_sent_fails_at_once() -> None:
+    engine = FakeEngine()
+    handle = handle_of(engine)
+    stream = await handle.open("a", (1,), SamplingParams())
+    engine.output_processor.request_states[stream.engine_id] = SimpleNamespace(queue=engine.queue)
+    engine.error = ValueError("unforeseen")
+    handle.outbox.put((stream.engine_id, RowsFeed(final_length=3)))
+    handle.outbox.put(("one that has ended", RowsFeed(final_length=3)))
+    with pytest.raises(StageError, match="its input could not be sent"):
+        await asyncio.wait_for(anext(stream.outputs()), 10)
+    await stream.close()
+    assert engine.requests == {}
 
 
 async def test_a_dead_engine_takes_no_feeds() -> None:
