@@ -9,6 +9,7 @@ import pytest
 
 from omni_server import offline
 from omni_server.offline import Omni
+from omni_server.omni import AsyncOmni
 from omni_server.types import OmniRequest
 from tests.unit.api.fake_generator import FakeGeneration, FakeGenerator, Hang, text_script
 
@@ -40,14 +41,15 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowOmni]:
         return fake
 
     monkeypatch.setattr(offline, "resolve_deployment", lambda *_: (None, None))
-    monkeypatch.setattr(offline.AsyncOmni, "start", start)
+    monkeypatch.setattr(AsyncOmni, "start", start)
     yield fake
     fake.go_on.set()
 
 
 async def has_closed(engines: SlowOmni) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while not engines.generations or not engines.generations[0].num_closed:
+        # The generation belongs to another event loop.
+        while not engines.generations or not engines.generations[0].num_closed:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
