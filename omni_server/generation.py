@@ -9,7 +9,10 @@ from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, Pr
 
 class Generation(Protocol):
     """One admitted request. Iterating yields events; when the iteration ends, including by `aclose()`, the
-    request is released in every stage."""
+    request is released in every stage.
+
+    Generation does not wait for the reader: events that have not been read are kept in memory, at most those of
+    one answer, which ends with the request's deadline."""
 
     request_id: str
     prompt: PromptTokens

@@ -14,6 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.family import Prompt
 from omni_server.protocol.tool_calls import CALL_BEGIN, CALL_END, CALL_TAIL, call_head
@@ -96,7 +98,7 @@ class PromptRenderer:
             rendered: str = self._processor.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=True
             )
-        except Exception as exc:  # jinja2 errors raised by the template itself, e.g. on an odd order of roles
+        except TemplateError as exc:  # e.g. on an odd order of roles
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {exc}", param="messages"
             ) from exc

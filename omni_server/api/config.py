@@ -80,9 +80,9 @@ class ApiConfig:
     max_concurrency_per_key: int = 0
     """Limit on the same for one API key; any more get 429. 0 means no limit."""
     max_header_bytes: int = 64 * 1024
-    """Total size of a request's header fields and body trailers; larger ones get 431."""
+    """Total size of a request's URL and header fields, and of its trailers; larger ones get 431."""
     max_header_fields: int = 100
-    """More header fields, including trailers, get 431."""
+    """More header fields get 431."""
     max_url_bytes: int = 16 * 1024
     """Longer URLs get 414."""
     header_timeout_s: float = 30.0
@@ -102,7 +102,7 @@ class ApiConfig:
     max_audio_ahead_s: float | None = None
     """Streamed audio is sent at most so far ahead of its playback; None sends it at once."""
     http_send_timeout_s: float = 30.0
-    """An HTTP client that reads nothing for this time is disconnected."""
+    """A client that reads nothing for this time is disconnected, unless it comes over `uds`."""
     allowed_local_media_path: Path | None = None
     """Folder that `file:` URLs in requests may access; None disallows `file:` URLs."""
     allowed_media_domains: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from omni_server.cli.process import (
     Printer,
     drop_unwritable_output,
     progress_printer,
+    raise_descriptor_limit,
     return_freed_memory,
 )
 from omni_server.cli.serve_flags import ServeOptions, add_serve_flags, serve_options
@@ -61,6 +62,7 @@ def serve(options: ServeOptions) -> int:
     """Runs until stopped. Returns 0 after a clean shutdown; raises `ConfigError` before serving."""
     drop_unwritable_output()
     set_up_logging(options.log_level, options.log_format)
+    raise_descriptor_limit()
     out = Printer()
     on_progress: Callable[[str], None] = (
         partial(logger.info, "%s") if options.log_format == "json" else progress_printer(out)

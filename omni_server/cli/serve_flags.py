@@ -36,7 +36,11 @@ _REQUEST_LIMITS: Limits = {
     ("--max-concurrency-per-key", "max_concurrency_per_key", count): (
         "requests and realtime sessions of one API key at the same time; more get 429; 0 is no limit"
     ),
-    ("--max-header-size", "max_header_bytes", size): "total size of a request's headers; larger ones get 431",
+    (
+        "--max-header-size",
+        "max_header_bytes",
+        size,
+    ): "total size of a request's URL and headers; larger ones get 431",
     ("--max-header-fields", "max_header_fields", positive_count): (
         "number of a request's header fields; more get 431"
     ),

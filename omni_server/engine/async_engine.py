@@ -181,6 +181,12 @@ class StageAsyncLLM(AsyncLLM):
         )
         return await self.add_request(request_id, request, params)
 
+    def fail(self, engine_id: str, error: StageError) -> None:
+        """Ends the outputs of a request with `error`, unless it has ended."""
+        state = self.output_processor.request_states.get(engine_id)
+        if state is not None and state.queue is not None:
+            state.queue.put(error)
+
     async def send_feeds(self, feeds: Sequence[AddressedFeed]) -> None:
         """Sends rows to running requests.
 

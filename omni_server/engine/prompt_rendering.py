@@ -88,8 +88,12 @@ class PromptRenderer:
                     # engine, would spoil the next one with the same media. The other cache keeps the
                     # preprocessed media and sends them every time.
                     (engine_input,) = await renderer.render_cmpl_async([raw], skip_mm_cache=True)
-        except (VLLMClientError, ValueError, TypeError) as exc:
+        except VLLMClientError as exc:
             raise _invalid_prompt(exc, self._max_model_len) from exc
+        except ValueError as exc:
+            if "too short to be represented" in str(exc):  # by the models, and all samples
+                raise _invalid_audio("is too short") from exc
+            raise
         if media:
             self._check_media(engine_input)
         reply_ids = () if reply is None else self._plain_ids(reply)
@@ -173,13 +177,11 @@ def _prompt_too_long(limit: int) -> InvalidRequestError:
     )
 
 
-def _invalid_prompt(exc: Exception, limit: int) -> InvalidRequestError:
+def _invalid_prompt(exc: VLLMClientError, limit: int) -> InvalidRequestError:
     text = str(exc)
     if "maximum model length" in text or "context length" in text:
         return _prompt_too_long(limit)
-    if "too short to be represented" in text:  # and all its samples
-        return _invalid_audio("is too short")
-    return InvalidRequestError(f"the prompt cannot be processed: {text}", param="messages")
+    return InvalidRequestError(f"The prompt cannot be processed: {exc.args[0]}", param="messages")
 
 
 def _invalid_audio(what: str) -> InvalidRequestError:

@@ -72,6 +72,7 @@ class RequestGraph:
         self._through = through
         self._bound: list[EngineHandle[Any]] = []
         self.events: asyncio.Queue[OmniEvent | OmniError] = asyncio.Queue()
+        """Holds what the reader has not taken: at most one answer, which ends with the request's deadline."""
         self.timeline = RequestTimeline()
         self.text: TextOutput | None = None
         self.audio: AudioTask | None = None

@@ -12,7 +12,7 @@ from omni_server.api.config import ApiConfig, CorsRules, TlsFiles
 from omni_server.check import default_config
 from omni_server.check.machine import Gpu
 from omni_server.check.report import DeviceMemory
-from omni_server.cli import serve
+from omni_server.cli import pipeline, serve
 from omni_server.cli.main import main
 from omni_server.cli.serve_flags import KEY_VARIABLES, ServeOptions
 from omni_server.config.load import find_shipped_config, load_stage_config
