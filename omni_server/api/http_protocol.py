@@ -126,7 +126,7 @@ class HttpProtocol(H11Protocol, asyncio.BufferedProtocol):
         headers = [*self.server_state.default_headers, *response.raw_headers]
         head = h11.Response(status_code=error.status, headers=headers)
         events = (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage())
-        self.transport.write(b"".join(map(self.conn.send, events)))
+        self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         self._metrics.http_ended("none", "other", error.status, 0.0, is_retry=False)
         client = self.client[0] if self.client else None
         log_request("unreadable request", "none", record, status=error.status, client=client)
