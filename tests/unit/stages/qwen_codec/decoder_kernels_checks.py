@@ -59,8 +59,8 @@ def attention_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """In 16 bits, nearly all values are equal, so both round at the same places. Sums of float32 that end near
-    the middle of two values of 16 bits may be rounded to either."""
+    """In 16 bits, nearly all values are equal, so both round at the same places. Sums of float32 that end
+    near the middle of two values of 16 bits may be rounded to either."""
     if expected.dtype == torch.float32:
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
         return
