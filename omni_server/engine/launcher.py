@@ -29,7 +29,12 @@ from omni_server.engine.engine_handle import EngineT, Stage
 from omni_server.engine.environment import VISIBLE_DEVICES, compiles, only_devices
 from omni_server.engine.event_engine import EventAsyncLLM
 from omni_server.engine.mps import MpsDaemon, start_mps
-from omni_server.engine.process_files import TempFolder, check_cache_folder, sweep_dead_folders
+from omni_server.engine.process_files import (
+    TempFolder,
+    check_cache_folder,
+    check_descriptors,
+    sweep_dead_folders,
+)
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.engine.start_progress import StartProgress
 from omni_server.family import FamilyModel, ModelFamily
@@ -298,6 +303,7 @@ class EngineBuilder:
         arguments: AsyncEngineArgs,
         progress: StartProgress,
     ) -> BuiltEngine[EngineT]:
+        check_descriptors()
         await in_daemon_thread(self.temp.check_room)
         arguments.additional_config = msgspec.structs.replace(
             arguments.additional_config,

@@ -28,7 +28,7 @@ WarmUp = Callable[[EngineHandle[Any]], Awaitable[None]]
 FIRST_BACKOFF_S = 0.5
 """Delay before the second restart; the first one is immediate."""
 
-_LACK_BACKOFF_S = 5.0
+LACK_BACKOFF_S = 5.0
 """Delay after a restart for which the machine lacked something."""
 _LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 """No file descriptor, no memory, no process."""
@@ -192,7 +192,7 @@ class Supervisor:
                 handle.is_draining = is_draining  # it may be waiting for its replacement
             if lacks:
                 self._restarts[handle.name].recent.pop()
-                await asyncio.sleep(min(_LACK_BACKOFF_S, self._policy.max_backoff_s))
+                await asyncio.sleep(LACK_BACKOFF_S)
 
     async def _until_allowed(self, stage: Stage[EngineHandle[Any]], handle: EngineHandle[Any]) -> None:
         """Returns when the policy allows the next restart. Raises `CrashLoopError` if it allows none, or if

@@ -13,5 +13,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     world = World()
     monkeypatch.setattr(supervisor, "POLL_S", 0.001)
+    monkeypatch.setattr(supervisor, "LACK_BACKOFF_S", 0.001)
     monkeypatch.setattr(engine_handle, "close_frontend", close_frontend)
     return world
