@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -20,6 +19,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, m
 from vllm.sequence import IntermediateTensors
 
 from stages.qwen3_omni.code_predictor import CODE_SAMPLING, CodePredictor
+from stages.qwen3_omni.step_rotary import use_step_rotary
 from stages.runtime.code_sampling import Choose
 
 NUM_CONTROL_IDS = 1024
@@ -40,18 +40,6 @@ _CHECKPOINT = WeightsMapper(
     }
 )
 _ROWS_PER_CHUNK = 4096
-
-
-@support_torch_compile(
-    dynamic_arg_dims={
-        "input_ids": {0: "b"},
-        "positions": {-1: "b"},  # [3, num_tokens]
-        "intermediate_tensors": {0: "b"},
-        "inputs_embeds": {0: "b"},
-    }
-)
-class TalkerModel(Qwen3MoeModel):
-    """vLLM's decoder, compiled for M-RoPE positions."""
 
 
 class TextProjection(nn.Module):
@@ -100,7 +88,8 @@ class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Suppor
         quant_config = vllm_config.quant_config
         self.config = config
         self.quant_config = quant_config
-        self.model = TalkerModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        self.model = Qwen3MoeModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        self._rotary = use_step_rotary(self.model, vllm_config.scheduler_config.max_num_batched_tokens)
         self.lm_head = ParallelLMHead(
             config.vocab_size,
             config.hidden_size,
@@ -131,8 +120,9 @@ class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Suppor
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor | IntermediateTensors:
-        """Hidden states `[num_tokens, hidden_size]`; `positions` is `[3, num_tokens]`."""
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
+        """Hidden states `[num_tokens, hidden_size]`; `positions` is `[3, num_tokens]`, packed."""
+        rows = self._rotary.begin_step(positions)
+        return self.model(input_ids, rows, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Returns `[num_requests, vocab_size]`, or None on ranks without logits."""
