@@ -323,7 +323,7 @@ def test_positions_that_came_with_rows_take_the_place_of_vllms(monkeypatch: pyte
     rope = made.model_state.rope_state
     assert unpacked(torch.tensor(rope.positions[0])).tolist() == [7, 8, 9, 9.5, 10.5]
     assert rope.positions[1] == [1000]
-    assert unpacked(torch.tensor([rope.written_delta[0] + 5])) == 10.5
+    assert unpacked(torch.tensor([rope.written_delta[0] + 5])) == 11.5
     assert rope.written_delta[1] == 1000
 
 
