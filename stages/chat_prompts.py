@@ -117,7 +117,7 @@ class PromptRenderer:
             audios=tuple((p.samples, p.sample_rate_hz) for p in parts if isinstance(p, AudioPart)),
             images=tuple(p.pixels for p in parts if isinstance(p, ImagePart)),
             videos=tuple(videos),
-            processor_kwargs=_video_kwargs(videos),
+            processor_kwargs={"do_sample_frames": False} if videos else {},
             pieces=pieces if len(pieces) > 1 else (),
         )
 
@@ -153,17 +153,6 @@ def template_part(part: ContentPart) -> dict[str, str]:
             return {"type": "image"}
         case VideoPart():
             return {"type": "video"}
-
-
-def _video_kwargs(videos: Sequence[VideoPart]) -> dict[str, object]:
-    """The processor accepts one frame rate for all videos, which sets the positions' time axis."""
-    rates = {video.fps for video in videos}
-    if len(rates) > 1:
-        raise InvalidRequestError(
-            f"the videos of one request must have one frame rate, not {', '.join(map(str, sorted(rates)))}",
-            param="messages",
-        )
-    return {"fps": rates.pop(), "do_sample_frames": False} if rates else {}
 
 
 def with_tools(

@@ -12,7 +12,7 @@ from vllm.inputs import TextPrompt, TokensPrompt
 
 from omni_server.engine.async_engine import StageAsyncLLM, stage_errors
 from omni_server.errors import InvalidRequestError
-from omni_server.family import AUDIO_TRACK, Prompt
+from omni_server.family import AUDIO_TRACK, SAMPLED_FPS, Prompt
 from omni_server.types import VideoPart
 
 _INLINE_CHARS, _INLINE_PIECES = 2000, 8
@@ -156,8 +156,10 @@ class PromptRenderer:
 
 def _metadata(video: VideoPart) -> dict[str, object]:
     """What vLLM passes on with the frames."""
-    track = video.audio
-    return {} if track is None else {AUDIO_TRACK: (track.samples, track.sample_rate_hz)}
+    metadata: dict[str, object] = {SAMPLED_FPS: video.fps}
+    if video.audio is not None:
+        metadata[AUDIO_TRACK] = (video.audio.samples, video.audio.sample_rate_hz)
+    return metadata
 
 
 def context_length_exceeded(limit: int, num_tokens: int, param: str) -> InvalidRequestError:

@@ -13,7 +13,6 @@ from torch.nn import functional
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorConfig,
 )
-from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -23,6 +22,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, m
 from vllm.sequence import IntermediateTensors
 
 from omni_server.protocol.runtime_config import StageRuntimeConfig
+from stages.qwen3_omni.step_rotary import use_step_rotary
 from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
 from stages.runtime.code_sampling import Choose, CodeSampling
 
@@ -49,18 +49,6 @@ _CHECKPOINT = WeightsMapper(
     }
 )
 _ROWS_PER_CHUNK = 4096
-
-
-@support_torch_compile(
-    dynamic_arg_dims={
-        "input_ids": {0: "b"},
-        "positions": {-1: "b"},  # [3, num_tokens]
-        "intermediate_tensors": {0: "b"},
-        "inputs_embeds": {0: "b"},
-    }
-)
-class TalkerModel(Qwen3MoeModel):
-    """vLLM's decoder, compiled for M-RoPE positions."""
 
 
 class TextProjection(nn.Module):
@@ -127,7 +115,8 @@ class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Suppor
         quant_config = vllm_config.quant_config
         self.config = config
         self.quant_config = quant_config
-        self.model = TalkerModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        self.model = Qwen3MoeModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        self._rotary = use_step_rotary(self.model, vllm_config.scheduler_config.max_num_batched_tokens)
         self.lm_head = ParallelLMHead(
             config.vocab_size,
             config.hidden_size,
@@ -161,8 +150,9 @@ class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Suppor
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor | IntermediateTensors:
-        """Hidden states `[num_tokens, hidden_size]`; `positions` is `[3, num_tokens]`."""
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
+        """Hidden states `[num_tokens, hidden_size]`; `positions` is `[3, num_tokens]`, packed."""
+        rows = self._rotary.begin_step(positions)
+        return self.model(input_ids, rows, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Returns `[num_requests, vocab_size]`, or None on ranks without logits."""

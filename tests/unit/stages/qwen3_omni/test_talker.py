@@ -146,9 +146,12 @@ def test_it_predicts_the_other_codebooks_of_a_frame(talker: Qwen3OmniTalker) -> 
         frame_predictor(talker, 7)
 
 
-def test_positions_are_interleaved_whatever_the_config_says(config: VllmConfig) -> None:
+def test_all_layers_read_the_cosines_and_sines_of_the_step(
+    talker: Qwen3OmniTalker, config: VllmConfig
+) -> None:
     assert config.model_config.uses_mrope
-    assert config.model_config.hf_config.rope_parameters["mrope_interleaved"] is True
+    rotary = {id(layer.self_attn.rotary_emb) for layer in talker.model.layers}
+    assert rotary == {id(talker._rotary)}
 
 
 @pytest.mark.parametrize("decoding_kernels", [True, False])
