@@ -6,7 +6,7 @@ Run by hand: `pytest -m gpu tests/gpu/test_code_predictor_graphs.py -s` prints h
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -201,19 +201,6 @@ def test_steps_that_are_launched_ahead_do_not_mix(talker: Talker, graphs: Predic
     assert all(torch.equal(*pair) for pair in zip(made, expected, strict=True))
 
 
-@pytest.mark.parametrize("count", batch_sizes(MAX_NUM_SEQS))
-def test_times_of_a_frame(talker: Talker, graphs: PredictorGraphs, count: int) -> None:
-    batch = batch_of(talker, count, 0)
-    on_gpu = microseconds(lambda: predicted_codes(talker, *batch)) / 1e3
-    stepwise = wall_ms(lambda: predicted_codes(talker, *batch))
-    replayed = wall_ms(lambda: graphs(*batch))
-    tell(
-        f"{count} of {talker.dtype}: {on_gpu:.2f} ms of the GPU; with the host {replayed:.2f} ms as a graph, "
-        f"{stepwise:.2f} ms step by step"
-    )
-    assert replayed < stepwise
-
-
 @pytest.mark.parametrize("count", [1, 8, 64])
 def test_the_kernel_chooses_as_torchs_operations_do(count: int) -> None:
     """In float32: the sum of likelier codes may round across top-p, of one row in a thousand."""
@@ -234,17 +221,6 @@ def test_the_kernel_chooses_as_torchs_operations_do(count: int) -> None:
         f"{operations:.1f} us in torch's operations"
     )
     assert num_different <= max(1, num_rows // 1000)
-
-
-def wall_ms(work: Callable[[], object], num_calls: int = 20) -> float:
-    """Of one call, host and GPU together."""
-    work()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(num_calls):
-        work()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) / num_calls * 1e3
 
 
 def tell(line: str) -> None:
