@@ -4,11 +4,9 @@ import shutil
 import signal
 from pathlib import Path
 
-import yaml
-
-from tests.faults.supervised_server import Listening, SupervisedServer, samples, write_config
+from tests.faults.supervised_server import Listening, SupervisedServer, write_config
 from tests.integration.server_process import wait_until
-from tests.integration.test_server import ENDLESS, STREAM, answer_to, sound_of, spoken, text_of, written
+from tests.integration.test_server import ENDLESS, STREAM, answer_to, spoken, text_of, written
 from tests.unit.api.schema import check_error
 
 END_TIMEOUT_S = 120.0
@@ -42,35 +40,6 @@ def test_stage_that_dies_too_often_ends_the_server_with_a_message(checkpoint: Pa
     assert doomed.log.count("standard output cannot be written (No space left on device)") == 1
     assert "Traceback" not in doomed.log
     doomed.wait_until_nothing_is_left()
-
-
-def test_replica_that_dies_too_often_is_named_while_the_other_serves(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    config = write_config(tmp_path / "stages.yaml", failing=False, max_restarts=0)
-    document = yaml.safe_load(config.read_text())
-    document["stages"]["code2wav"]["replicas"] = 2
-    config.write_text(yaml.safe_dump(document))
-    halved = SupervisedServer(checkpoint, tmp_path / "log.txt", "--stage-config", str(config))
-    try:
-        with halved.client() as client:
-            assert client.get("/ready").json() == {"status": "ready"}
-            halved.signal("code2wav/1", signal.SIGKILL)
-            named = {"status": "ready", "failed_replicas": ["code2wav/1"]}
-            wait_until(
-                lambda: client.get("/ready").json() == named, END_TIMEOUT_S, lambda: halved.log[-3000:]
-            )
-            assert samples(client)["omni_stage_failed 1 code2wav"] == 1
-            assert samples(client)["omni_stage_failed 0 code2wav"] == 0
-            assert sound_of(answer_to(client, spoken()))
-            halved.signal("code2wav/0", signal.SIGKILL)
-        wait_until(lambda: halved.process.poll() is not None, END_TIMEOUT_S, lambda: halved.log[-3000:])
-        assert halved.process.returncode == 1
-    finally:
-        halved.process.kill()
-        halved.process.wait()
-    assert "stage 'code2wav/1' has died 1 times within 600 s" in halved.log
-    halved.wait_until_nothing_is_left()
 
 
 def test_checkpoint_that_is_damaged_meanwhile_ends_the_server_with_a_message(
