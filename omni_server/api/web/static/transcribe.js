@@ -79,7 +79,8 @@ async function startRecording() {
   show("transcribe-problem", "");
   try {
     recording = await Recording.start(() => {
-      element("transcribe-record").textContent = `Stop recording, ${formatDuration(recording?.seconds ?? 0)}`;
+      if (recording === null) return; // it has just been finished
+      element("transcribe-record").textContent = `Stop recording, ${formatDuration(recording.seconds)}`;
     });
     announce("Recording");
   } catch (error) {
