@@ -8,11 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from vllm.platforms import current_platform
 from vllm.utils.system_utils import set_process_title
 from vllm.v1.engine.core import EngineCoreProc
 
 from omni_server.engine.fork_server import ENGINE_NAME
 from omni_server.protocol.parent_watch import watch_parent
+
+# Once, in the process that engines are forked from (`stages.runtime.cpu_platform`).
+current_platform.register_triton_kernel_overrides()
 
 
 def run_engine(environment: Mapping[str, str], arguments: Mapping[str, Any]) -> None:

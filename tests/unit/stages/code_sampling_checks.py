@@ -37,11 +37,10 @@ def random_logits(vocabulary: int, seed: int, scale: float = 4.0) -> torch.Tenso
     ],
 )
 def test_codes_are_those_of_torchs_operations(vocabulary: int, sampling: CodeSampling) -> None:
-    for seed, scale in enumerate((0.3, 1.0, 4.0)):
-        logits, how = random_logits(vocabulary, seed, scale), draws(seed)
+    for codebook, scale in ((0, 0.3), (1, 1.0), (14, 4.0)):
+        logits, how = random_logits(vocabulary, codebook, scale), draws(codebook)
         mine, other = CodeKernel(sampling, how), CodeChooser(sampling, how)
-        for codebook in (0, 1, 14):
-            assert mine(logits, codebook).tolist() == other(logits, codebook).tolist()
+        assert mine(logits, codebook).tolist() == other(logits, codebook).tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -58,7 +57,7 @@ def test_logits_may_be_a_part_of_a_wider_tensor() -> None:
 
 
 def test_of_equal_logits_the_smallest_ids_stay() -> None:
-    logits = torch.zeros(NUM_ROWS, 1000)
+    logits = torch.zeros(NUM_ROWS, 300)
     sampling = CodeSampling(1.0, top_k=8, top_p=0.5)  # four of eight
     codes = {
         code
