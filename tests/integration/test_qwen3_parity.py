@@ -1,6 +1,6 @@
 """Answers of Qwen3-Omni equal the reference's: greedy, float32, on the same weights."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,6 @@ from tests.integration.qwen3_parity import (
     qwen3_expected,
     same_speech,
 )
-from tests.reference.cases import Case
 from tests.reference.qwen3_cases import QWEN3_CASES
 from tests.reference.qwen3_cases import answers as reference_answers
 from tests.reference.qwen3_reference import Qwen3Reference
@@ -27,42 +26,23 @@ NAMES = list(QWEN3_CASES)
 SPOKEN = ("hello", "mixed", "media_in_turns", "one_frame", "two_tokens")
 """Speech of different lengths."""
 
-WIDE = (
-    "system_prompt",
-    "three_turns",
-    "speech_behind_text",
-    "images",
-    "video",
-    "mixed_chelsie",
-    "media_in_turns",
-    "heard_mixed",
-    "heard_in_turns",
-    "mixed_at_1_97",
-    "heard_mixed_at_1_8",
-    "rates_in_turns",
-    "wide_heard",
-    "stop_early_image",
-)
-"""Prompts of every kind."""
-
 Answers = dict[str, Qwen3Expected]
 
 
 @pytest.fixture(scope="module")
 def answers(qwen3_reference: Qwen3Reference) -> Answers:
     """What the reference answers to every case."""
-    return all_expected(qwen3_reference, QWEN3_CASES)
+    return all_expected(qwen3_reference)
 
 
 @pytest.fixture(scope="module")
 def wide_answers(qwen3_wide_checkpoint: Path, answer_folder: Path) -> Answers:
-    cases = {name: QWEN3_CASES[name] for name in WIDE}
-    return all_expected(Qwen3Reference(qwen3_wide_checkpoint, answer_folder), cases)
+    return all_expected(Qwen3Reference(qwen3_wide_checkpoint, answer_folder))
 
 
-def all_expected(reference: Qwen3Reference, cases: Mapping[str, Case]) -> Answers:
-    reference_answers(reference, cases)
-    return {name: qwen3_expected(reference, case) for name, case in cases.items()}
+def all_expected(reference: Qwen3Reference) -> Answers:
+    reference_answers(reference, QWEN3_CASES)
+    return {name: qwen3_expected(reference, case) for name, case in QWEN3_CASES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +80,8 @@ def test_all_requests_together_give_the_same_answers_as_alone(answers: Answers, 
 def test_other_sizes_and_prompts_in_pieces_give_the_references_answers(
     wide_answers: Answers, wide: LiveOmni
 ) -> None:
-    together = wide.answers([wide_answers[name].request for name in WIDE])
-    for answer, name in zip(together, WIDE, strict=True):
+    together = wide.answers([wide_answers[name].request for name in NAMES])
+    for answer, name in zip(together, NAMES, strict=True):
         same_speech(answer, wide_answers[name])
 
 
