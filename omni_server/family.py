@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from omni_server.checkpoint_files import config_errors, config_file
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_family, installed_families
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
@@ -338,17 +339,25 @@ class ModelFamily(Protocol):
 
 def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
     """Call `family.open`. Raises `ConfigError`, naming the folder, for every failure."""
-    try:
+    with config_errors(f"{folder}: the server cannot open it"):
         return family.open(folder)
-    except ConfigError:
-        raise
-    except Exception as error:  # transformers raises all kinds of them for damaged files
-        raise ConfigError(f"{folder}: the server cannot open it: {type(error).__name__}: {error}") from error
+
+
+def footprints_of(family: ModelFamily, folder: Path, config: StageConfig) -> dict[str, StageFootprint]:
+    """Call `family.footprints`. Raises `ConfigError` for every failure."""
+    with config_errors(f"{config_file(folder)} describes no model that can be built"):
+        return family.footprints(folder, config)
+
+
+def outputs_of(family: ModelFamily, folder: Path) -> frozenset[Output]:
+    """Call `family.outputs`. Raises `ConfigError` for every failure."""
+    with config_errors(f"{config_file(folder)} describes no model that can be built"):
+        return family.outputs(folder)
 
 
 def check_outputs(config: StageConfig, family: ModelFamily, folder: Path) -> None:
     """Raises `ConfigError` if `config` has stages of an output that the checkpoint has no weights for."""
-    present = family.outputs(folder)
+    present = outputs_of(family, folder)
     if missing := config.outputs - present:
         stages = {name for output in missing for name in config.stages_for((output,))}
         kept = config.stages_for(present)

@@ -1,6 +1,5 @@
 """The whole check, from MODEL and a stage config to a report."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from omni_server.check.memory import check_cpu_memory, check_gpu_memory
 from omni_server.check.placement import ModelSizes, Quantization
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.check.safetensors_headers import StoredWeights, read_weights
+from omni_server.checkpoint_files import read_json_object
 from omni_server.config.load import load_stage_config
 from omni_server.config.stage_config import Platform, StageConfig
 from omni_server.edge import check_longest_window
@@ -36,8 +36,10 @@ from omni_server.family import (
     FamilyModel,
     StageFootprint,
     check_outputs,
+    footprints_of,
     load_family,
     open_model,
+    outputs_of,
     servable_architectures,
 )
 from omni_server.model_folder import HubUnreachableError, architectures_of, has_gpu, resolve_model_folder
@@ -89,7 +91,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         if given is None:
             family, defaults = family_and_defaults(folder, options.model)
             path = base_config_path(defaults, on_gpu=on_gpu)
-            config = load_for(path, family.outputs(folder))
+            config = load_for(path, outputs_of(family, folder))
             report.stage_config = str(path)
         else:
             family, config = load_family(given.model_family), given
@@ -110,7 +112,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     footprints: dict[str, StageFootprint] = {}
     with report.noting("files"):
         check_outputs(config, family, folder)
-        footprints = family.footprints(folder, config)
+        footprints = footprints_of(family, folder, config)
     stored = StoredWeights()
     if options.load_format != "dummy":
         stored = read_weights(folder)
@@ -146,9 +148,10 @@ def _check_download(folder: Path, model: str, report: Report) -> None:
     index = folder / "model.safetensors.index.json"
     size = None
     if index.is_file():
-        try:
-            size = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"])
-        except (KeyError, TypeError, ValueError):
+        metadata = read_json_object(index).get("metadata")
+        total = metadata.get("total_size") if isinstance(metadata, dict) else None
+        size = total if isinstance(total, int) else None
+        if size is None:
             report.warn("files", f"{index} does not say how large the weights are")
     not_here = f"the weights of {model} are not here yet"
     if size is None:

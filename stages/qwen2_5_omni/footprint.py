@@ -12,7 +12,7 @@ from omni_server.config.stages import Stage
 from omni_server.errors import ConfigError
 from omni_server.family import KvLayout, NeededFile, Quantizable, StageFootprint
 from stages import checkpoint_footprint
-from stages.checkpoint_footprint import config_errors, quantizable, read_config
+from stages.checkpoint_footprint import quantizable, read_config
 from stages.qwen2_5_omni.code2wav.stream_kv import slot_shape
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE
 from stages.qwen2_5_omni.options import Code2WavStage
@@ -32,14 +32,13 @@ _PREFIXES: dict[str, str] = {"thinker": "thinker.", "talker": "talker.", "code2w
 
 def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
     """See `ModelFamily.footprints`."""
-    with config_errors(model_dir):
-        whole = read_config(model_dir, Qwen2_5OmniConfig)
-        with torch.device("meta"):  # shapes only
-            model = Qwen2_5OmniForConditionalGeneration(whole)
-        tensors = model.state_dict()
-        if whole.thinker_config.text_config.tie_word_embeddings:  # vLLM's thinker reads this
-            for name in model.thinker._tied_weights_keys:
-                del tensors[f"thinker.{name}"]
+    whole = read_config(model_dir, Qwen2_5OmniConfig)
+    with torch.device("meta"):  # shapes only
+        model = Qwen2_5OmniForConditionalGeneration(whole)
+    tensors = model.state_dict()
+    if whole.thinker_config.text_config.tie_word_embeddings:  # vLLM's thinker reads this
+        for name in model.thinker._tied_weights_keys:
+            del tensors[f"thinker.{name}"]
     shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
     return {name: _footprint(whole, config, stage, shapes) for name, stage in config.stages.items()}
 

@@ -9,7 +9,7 @@ from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneratio
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.family import KvLayout, Quantizable, StageFootprint
-from stages.checkpoint_footprint import config_errors, quantizable, read_config
+from stages.checkpoint_footprint import quantizable, read_config
 from stages.published_experts import published_tensors
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
 from stages.qwen3_omni.code2wav.state import values_per_stream
@@ -35,10 +35,9 @@ _HIDDEN_PROJECTION = "talker.hidden_projection."
 
 def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
     """See `ModelFamily.footprints`."""
-    with config_errors(model_dir):
-        whole = read_config(model_dir, Qwen3OmniMoeConfig)
-        with torch.device("meta"):  # shapes only
-            tensors = published_tensors(Qwen3OmniMoeForConditionalGeneration(whole).state_dict())
+    whole = read_config(model_dir, Qwen3OmniMoeConfig)
+    with torch.device("meta"):  # shapes only
+        tensors = published_tensors(Qwen3OmniMoeForConditionalGeneration(whole).state_dict())
     shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
     return {name: _footprint(whole, config, stage, shapes) for name, stage in config.stages.items()}
 
