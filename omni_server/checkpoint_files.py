@@ -7,7 +7,6 @@ from pathlib import Path
 
 from omni_server.errors import ConfigError
 
-PIPELINE_INDEX = "model_index.json"
 _MAX_REASON = 300
 
 
@@ -36,12 +35,6 @@ def read_json_object(path: Path) -> dict[str, object]:
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: must hold a JSON object")
     return document
-
-
-def config_file(folder: Path) -> Path:
-    """The file that says what the checkpoint is: config.json, or the index of a Diffusers pipeline."""
-    config, index = folder / "config.json", folder / PIPELINE_INDEX
-    return index if index.is_file() and not config.is_file() else config
 
 
 def indexed_weight_files(index: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.checkpoint_files import config_errors, config_file
+from omni_server.checkpoint_files import config_errors
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_family, installed_families
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
@@ -343,21 +343,9 @@ def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
         return family.open(folder)
 
 
-def footprints_of(family: ModelFamily, folder: Path, config: StageConfig) -> dict[str, StageFootprint]:
-    """Call `family.footprints`. Raises `ConfigError` for every failure."""
-    with config_errors(f"{config_file(folder)} describes no model that can be built"):
-        return family.footprints(folder, config)
-
-
-def outputs_of(family: ModelFamily, folder: Path) -> frozenset[Output]:
-    """Call `family.outputs`. Raises `ConfigError` for every failure."""
-    with config_errors(f"{config_file(folder)} describes no model that can be built"):
-        return family.outputs(folder)
-
-
 def check_outputs(config: StageConfig, family: ModelFamily, folder: Path) -> None:
     """Raises `ConfigError` if `config` has stages of an output that the checkpoint has no weights for."""
-    present = outputs_of(family, folder)
+    present = family.outputs(folder)
     if missing := config.outputs - present:
         stages = {name for output in missing for name in config.stages_for((output,))}
         kept = config.stages_for(present)

@@ -10,12 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from omni_server.checkpoint_files import (
-    PIPELINE_INDEX,
-    config_file,
-    indexed_weight_files,
-    read_json_object,
-)
+from omni_server.checkpoint_files import indexed_weight_files, read_json_object
 from omni_server.errors import ConfigError
 from omni_server.types import AboutModel
 
@@ -29,6 +24,7 @@ _WEIGHTS = ["*.safetensors"]
 _PIPELINE_WEIGHTS = ["*/*.safetensors"]
 """Of a Diffusers pipeline. Its repository may have the same weights again, in one file."""
 
+PIPELINE_INDEX = "model_index.json"
 PIPELINE_ARCHITECTURE = "DiffusionPipeline"
 """The architecture of every folder with a `PIPELINE_INDEX`: the base class of all of Diffusers' pipelines."""
 
@@ -134,6 +130,12 @@ def _why_unreachable() -> str:
             "HF_HUB_OFFLINE is set, so nothing is downloaded; unset it, or set HF_HOME to a cache that has it"
         )
     return "the hub cannot be reached; check the network, or give a local folder as MODEL"
+
+
+def config_file(folder: Path) -> Path:
+    """The file that says what the checkpoint is: config.json, or the index of a Diffusers pipeline."""
+    config, index = folder / "config.json", folder / PIPELINE_INDEX
+    return index if index.is_file() and not config.is_file() else config
 
 
 def architectures_of(folder: Path) -> tuple[str, ...]:

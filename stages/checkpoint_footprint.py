@@ -1,14 +1,11 @@
 """What the footprints of all families have in common: files of a checkpoint, and quantized weights."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
-from omni_server.checkpoint_files import config_errors
 from omni_server.errors import ConfigError
 from omni_server.family import NeededFile, Quantizable
 
@@ -20,19 +17,6 @@ NEEDED_FILES = (
 )
 
 ConfigT = TypeVar("ConfigT", bound=PreTrainedConfig)
-
-
-@contextmanager
-def open_weights(path: Path) -> Iterator[safe_open]:
-    """Opens a file of weights to read its header. Raises `ConfigError` if it is damaged."""
-    with config_errors(f"{path}: cannot be read as safetensors"), safe_open(path, "np") as file:
-        yield file
-
-
-def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of a file's weights by name. Raises `ConfigError` if it is damaged."""
-    with open_weights(path) as file:
-        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
 def read_config(model_dir: Path, kind: type[ConfigT]) -> ConfigT:

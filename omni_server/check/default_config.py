@@ -23,9 +23,7 @@ from omni_server.family import (
     ModelFamily,
     check_outputs,
     family_of,
-    footprints_of,
     load_family,
-    outputs_of,
     servable_architectures,
 )
 from omni_server.model_folder import architectures_of, has_gpu, resolve_model_folder
@@ -134,9 +132,9 @@ def default_stage_config(
     """
     on_gpu = has_gpu() and not use_cpu
     family, defaults = family_and_defaults(folder, name)
-    base = load_for(base_config_path(defaults, on_gpu=on_gpu), outputs_of(family, folder))
+    base = load_for(base_config_path(defaults, on_gpu=on_gpu), family.outputs(folder))
     set_engine_environment(base)  # the family's imports read it
-    footprints = footprints_of(family, folder, base)
+    footprints = family.footprints(folder, base)
     model = ModelSizes(name, footprints, read_weights(folder))
     if on_gpu:
         return chosen_config(gpus_of_this_machine(), base, model, defaults, quantization=quantization)

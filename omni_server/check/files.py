@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from omni_server.check.safetensors_headers import WHOLE_NUMBERS, StoredWeights, read_weights
-from omni_server.checkpoint_files import config_file, read_json, read_json_object
+from omni_server.checkpoint_files import read_json, read_json_object
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
-from omni_server.family import ModelFamily, StageFootprint, footprints_of, load_family
+from omni_server.family import ModelFamily, StageFootprint, load_family
+from omni_server.model_folder import config_file
 
 
 def refuse_damaged_files(folder: Path, config: StageConfig, *, load_format: str) -> None:
@@ -29,7 +30,7 @@ def explained(error: ConfigError, folder: Path, config: StageConfig, *, load_for
     Compares every weight with config.json, which takes seconds.
     """
     try:
-        footprints = footprints_of(load_family(config.model_family), folder, config)
+        footprints = load_family(config.model_family).footprints(folder, config)
         problems = _damage(folder, config, footprints, load_format=load_format)
     except ConfigError as reason:
         problems = str(reason)
@@ -52,9 +53,7 @@ def small_file_problems(folder: Path, family: ModelFamily) -> Iterator[str]:
     for needed in family.needed_files():
         if not any((folder / name).is_file() for name in needed.names):
             yield f"{folder} lacks {needed.purpose}: {' or '.join(needed.names)}; download it too"
-    for path in sorted(
-        (*folder.glob("*.json"), *folder.glob("*/*.json"))
-    ):  # a pipeline has a folder per part
+    for path in sorted((*folder.glob("*.json"), *folder.glob("*/*.json"))):
         try:
             read_json(path)
         except ConfigError as error:

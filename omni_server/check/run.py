@@ -1,5 +1,6 @@
 """The whole check, from MODEL and a stage config to a report."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -25,7 +26,6 @@ from omni_server.check.memory import check_cpu_memory, check_gpu_memory
 from omni_server.check.placement import ModelSizes, Quantization
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.check.safetensors_headers import StoredWeights, read_weights
-from omni_server.checkpoint_files import read_json_object
 from omni_server.config.load import load_stage_config
 from omni_server.config.stage_config import Platform, StageConfig
 from omni_server.edge import check_longest_window
@@ -36,10 +36,8 @@ from omni_server.family import (
     FamilyModel,
     StageFootprint,
     check_outputs,
-    footprints_of,
     load_family,
     open_model,
-    outputs_of,
     servable_architectures,
 )
 from omni_server.model_folder import HubUnreachableError, architectures_of, has_gpu, resolve_model_folder
@@ -91,7 +89,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         if given is None:
             family, defaults = family_and_defaults(folder, options.model)
             path = base_config_path(defaults, on_gpu=on_gpu)
-            config = load_for(path, outputs_of(family, folder))
+            config = load_for(path, family.outputs(folder))
             report.stage_config = str(path)
         else:
             family, config = load_family(given.model_family), given
@@ -104,19 +102,20 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     report.folder = str(folder)
     report.architecture = ", ".join(architectures_of(folder))
     report.errors("files", small_file_problems(folder, family))
+    stored = StoredWeights()
+    if options.load_format != "dummy":
+        stored = read_weights(folder)
+        report.num_weight_files, report.weight_bytes = stored.num_files, stored.num_bytes
     model: FamilyModel | None = None
-    if report.fits:
+    if report.fits and not stored.problems:
         with report.noting("files"):
             model = open_model(family, folder)  # as the server does, tokenizer and voices included
             report.dtype = model.dtype_name()
     footprints: dict[str, StageFootprint] = {}
     with report.noting("files"):
         check_outputs(config, family, folder)
-        footprints = footprints_of(family, folder, config)
-    stored = StoredWeights()
+        footprints = family.footprints(folder, config)
     if options.load_format != "dummy":
-        stored = read_weights(folder)
-        report.num_weight_files, report.weight_bytes = stored.num_files, stored.num_bytes
         if not stored.num_files and not Path(options.model).expanduser().is_dir():
             _check_download(folder, options.model, report)
         else:
@@ -148,10 +147,9 @@ def _check_download(folder: Path, model: str, report: Report) -> None:
     index = folder / "model.safetensors.index.json"
     size = None
     if index.is_file():
-        metadata = read_json_object(index).get("metadata")
-        total = metadata.get("total_size") if isinstance(metadata, dict) else None
-        size = total if isinstance(total, int) else None
-        if size is None:
+        try:
+            size = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"])
+        except (LookupError, RecursionError, TypeError, ValueError):
             report.warn("files", f"{index} does not say how large the weights are")
     not_here = f"the weights of {model} are not here yet"
     if size is None:

@@ -7,8 +7,7 @@ import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from omni_server.checkpoint_files import PIPELINE_INDEX, config_file, read_json_object
-from omni_server.errors import ConfigError
+from omni_server.model_folder import PIPELINE_INDEX, config_file
 
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
@@ -113,14 +112,14 @@ def _read_index(folder: Path, found: StoredWeights) -> dict[str, str] | None:
     if not path.is_file():
         return None
     try:
-        weight_map = read_json_object(path).get("weight_map")
-    except ConfigError as error:
-        found.problems.append(f"{error}: download it again")
+        document = json.loads(path.read_text(encoding="utf-8"))
+        weight_map = document["weight_map"]
+        return {str(tensor): str(file) for tensor, file in weight_map.items()}
+    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+        found.problems.append(
+            f"{path}: no index of weights ({type(error).__name__}: {error}): download it again"
+        )
         return None
-    if not isinstance(weight_map, dict):
-        found.problems.append(f"{path}: no index of weights: download it again")
-        return None
-    return {str(tensor): str(file) for tensor, file in weight_map.items()}
 
 
 def _read_header(path: Path) -> dict[str, StoredTensor]:

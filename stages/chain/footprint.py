@@ -4,7 +4,6 @@ from pathlib import Path
 
 from omni_server.checkpoint_files import config_errors
 from omni_server.family import KvLayout, StageFootprint
-from stages.checkpoint_footprint import stored_shapes
 
 WIDE_LAYERS = 4
 """Estimate: the values per token that a step holds at the same time, in tensors as wide as the largest
@@ -13,13 +12,14 @@ layer."""
 
 def text_model_footprint(model_dir: Path, folder: str) -> StageFootprint:
     """Raises `ConfigError` if config.json describes no text model."""
+    from safetensors import safe_open
     from transformers import AutoConfig
 
-    tensors = {
-        f"{folder}/{name}": shape
-        for path in sorted((model_dir / folder).glob("*.safetensors"))
-        for name, shape in stored_shapes(path).items()
-    }
+    tensors: dict[str, tuple[int, ...]] = {}
+    for path in sorted((model_dir / folder).glob("*.safetensors")):
+        with safe_open(path, "np") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                tensors[f"{folder}/{name}"] = tuple(file.get_slice(name).get_shape())
     with config_errors(f"{model_dir / folder / 'config.json'} describes no model that can be built"):
         config = AutoConfig.from_pretrained(model_dir / folder).get_text_config()
         heads = config.num_attention_heads

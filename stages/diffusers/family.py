@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from omni_server.checkpoint_files import config_errors
 from omni_server.config.pipeline import Pipeline, StageSpec, StepwiseEngine
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
@@ -24,6 +25,7 @@ from omni_server.types import ChatMessage, ImagePart, Output, Task, TextPart
 from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_folder import (
     CONFIG_FORMAT,
+    INDEX,
     PipelineFolder,
     component_class,
     read_pipeline_folder,
@@ -98,7 +100,8 @@ class DiffusersFamily:
     def footprints(self, model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
         from stages.diffusers.footprint import stage_footprints
 
-        return stage_footprints(read_pipeline_folder(model_dir), config)
+        with config_errors(f"{model_dir / INDEX} describes no model that can be built"):
+            return stage_footprints(read_pipeline_folder(model_dir), config)
 
     def outputs(self, model_dir: Path) -> frozenset[Output]:
         return self.pipeline.outputs
@@ -208,13 +211,13 @@ class DiffusersModel(FamilyModel):
     def dtype_name(self) -> str:
         """That of the first weight of the denoiser, or of the first component; that of GPUs if there are no
         weights."""
-        from stages.checkpoint_footprint import open_weights
+        from safetensors import safe_open
 
         if not self._folder.has_weights:
             return DiffusersStage.gpu_dtype
         files = list(self._folder.weight_files())
         of_denoiser = [path for path in files if path.parent.name in ("transformer", "unet")]
-        with open_weights((of_denoiser or files)[0]) as file:
+        with safe_open((of_denoiser or files)[0], "np") as file:
             name = file.get_slice(next(iter(file.keys()))).get_dtype()
         return _DTYPES.get(name, "float32")
 

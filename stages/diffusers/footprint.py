@@ -6,7 +6,6 @@ from typing import Literal
 from omni_server.config.stage_config import StageConfig
 from omni_server.family import StageFootprint
 from omni_server.protocol.images import PIXELS_PER_TOKEN
-from stages.checkpoint_footprint import stored_shapes
 from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_folder import PipelineFolder
 
@@ -60,11 +59,14 @@ def _changed_weight_bytes(
 
 
 def _stored_tensors(folder: PipelineFolder) -> dict[str, tuple[int, ...]]:
-    return {
-        f"{path.parent.name}/{name}": shape
-        for path in folder.weight_files()
-        for name, shape in stored_shapes(path).items()
-    }
+    from safetensors import safe_open
+
+    tensors: dict[str, tuple[int, ...]] = {}
+    for path in folder.weight_files():
+        with safe_open(path, "np") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                tensors[f"{path.parent.name}/{name}"] = tuple(file.get_slice(name).get_shape())
+    return tensors
 
 
 def _expected_tensors(folder: PipelineFolder) -> dict[str, tuple[int, ...]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
+from omni_server.checkpoint_files import config_errors
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.errors import ConfigError
@@ -32,13 +33,14 @@ _PREFIXES: dict[str, str] = {"thinker": "thinker.", "talker": "talker.", "code2w
 
 def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
     """See `ModelFamily.footprints`."""
-    whole = read_config(model_dir, Qwen2_5OmniConfig)
-    with torch.device("meta"):  # shapes only
-        model = Qwen2_5OmniForConditionalGeneration(whole)
-    tensors = model.state_dict()
-    if whole.thinker_config.text_config.tie_word_embeddings:  # vLLM's thinker reads this
-        for name in model.thinker._tied_weights_keys:
-            del tensors[f"thinker.{name}"]
+    with config_errors(f"{model_dir / 'config.json'} describes no model that can be built"):
+        whole = read_config(model_dir, Qwen2_5OmniConfig)
+        with torch.device("meta"):  # shapes only
+            model = Qwen2_5OmniForConditionalGeneration(whole)
+        tensors = model.state_dict()
+        if whole.thinker_config.text_config.tie_word_embeddings:  # vLLM's thinker reads this
+            for name in model.thinker._tied_weights_keys:
+                del tensors[f"thinker.{name}"]
     shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
     return {name: _footprint(whole, config, stage, shapes) for name, stage in config.stages.items()}
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 
+from omni_server.checkpoint_files import config_errors
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.family import KvLayout, Quantizable, StageFootprint
@@ -35,9 +36,10 @@ _HIDDEN_PROJECTION = "talker.hidden_projection."
 
 def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
     """See `ModelFamily.footprints`."""
-    whole = read_config(model_dir, Qwen3OmniMoeConfig)
-    with torch.device("meta"):  # shapes only
-        tensors = published_tensors(Qwen3OmniMoeForConditionalGeneration(whole).state_dict())
+    with config_errors(f"{model_dir / 'config.json'} describes no model that can be built"):
+        whole = read_config(model_dir, Qwen3OmniMoeConfig)
+        with torch.device("meta"):  # shapes only
+            tensors = published_tensors(Qwen3OmniMoeForConditionalGeneration(whole).state_dict())
     shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
     return {name: _footprint(whole, config, stage, shapes) for name, stage in config.stages.items()}
 

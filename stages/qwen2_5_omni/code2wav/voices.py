@@ -40,10 +40,9 @@ def load_voices(model_dir: Path) -> dict[str, Voice]:
     try:
         content: object = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # Without torch's text: it is advice to trust the file, which is wrong here.
+        # Without torch's text, which advises to trust the file.
         raise ConfigError(
-            f"{path} cannot be read as tensors and numbers, and nothing else is loaded "
-            f"({type(error).__name__}): download it again"
+            f"{path} cannot be read as tensors ({type(error).__name__}): download it again"
         ) from error
     if not isinstance(content, Mapping) or not content:
         raise ConfigError(f"{path} holds no voices")

@@ -223,7 +223,7 @@ def with_component(folder: Path, name: str, value: object) -> None:
 PIPELINE_DAMAGE: dict[str, tuple[Damage, str]] = {
     "a broken header": (
         lambda folder: flip(next(folder.glob("unet/*.safetensors")), 40),
-        "unet/diffusion_pytorch_model.safetensors: cannot be read as safetensors",
+        "unet/diffusion_pytorch_model.safetensors: has a header that cannot be read",
     ),
     "a nested index": (
         lambda folder: (folder / "model_index.json").write_text(NESTED),
