@@ -5,8 +5,16 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, PydanticKnownError
 
 UNKNOWN_KEY = "unknown_key"
 """Error type for an unknown key; the message suggests the key that may be meant."""
@@ -26,6 +34,16 @@ class FrozenModel(BaseModel):
             known = [field.alias or name for name, field in cls.model_fields.items()]
             lines = [_explained(problem, known) for problem in error.errors(include_url=False)]
             raise ValidationError.from_exception_data(cls.__name__, lines) from None
+
+    @field_validator("*")
+    @classmethod
+    def _check_largest(cls, value: object, info: ValidationInfo) -> object:
+        """vLLM and torch hold counts in 32 bits, and seeds in 64."""
+        largest = 2 ** (63 if info.field_name == "seed" else 31) - 1
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int) and abs(number) > largest:
+                raise PydanticKnownError("less_than_equal", {"le": largest})
+        return value
 
 
 def _explained(problem: ErrorDetails, known: Sequence[str]) -> InitErrorDetails:

@@ -263,7 +263,7 @@ def test_damaged_file_of_a_pipeline_is_named(
 
     assert main([command, str(folder), "--stage-config", "diffusers.demo-cpu", "--port", "0"]) == 2
     output = capsys.readouterr()
-    last = output.err.strip().splitlines()[-1] if command == "serve" else output.out
+    last = output.err.strip().splitlines()[-1] if command == "serve" else output.out + output.err
     assert message in " ".join(last.split())
 
 
