@@ -77,6 +77,7 @@ async def parse_chat_request(
         sampling=sampling,
         tools=tools,
         structured_output=structure,
+        max_tokens_param="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
     )
     requests = (request,) if num_choices == 1 else _choices(request, num_choices, model.text_stage)
     return requests, audio_format
