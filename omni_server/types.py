@@ -356,6 +356,8 @@ class AboutModel:
     """Questions that the model can answer; empty if the checkpoint lists none."""
     longest_passage: Annotated[int, Field(ge=1)] | None = None
     """Letters that the model can read per request if it spells all words; None if it sets no limit."""
+    understands_speech: bool = True
+    """False: transcriptions are refused."""
 
 
 @dataclass(frozen=True)
