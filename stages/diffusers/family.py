@@ -244,12 +244,9 @@ def _check_class(cls: Any, parameters: Mapping[str, inspect.Parameter]) -> None:
         raise ConfigError(
             f"{cls.__name__} {what}; only pipelines that make an image from a prompt can be served"
         )
+    given = ("self", "prompt", "image", "args", "kwargs")
     needed = [
-        name
-        for name, parameter in parameters.items()
-        if name not in ("self", "prompt", "image")
-        and parameter.default is parameter.empty
-        and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        name for name, value in parameters.items() if value.default is value.empty and name not in given
     ]
     if not _CONTROL_PARAMETERS.isdisjoint(parameters):
         needed.append("a control image")

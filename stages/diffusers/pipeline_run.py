@@ -107,8 +107,12 @@ class PipelineRun:
         """Parks at the call and returns its result. Must be called in the run's own thread.
 
         Raises `ValueError` before the first call if the scheduler has no schedule of the requested length."""
-        if not self.has_called_denoiser:
-            _check_schedule(self.pipe.scheduler)
+        scheduler = self.pipe.scheduler
+        # One step with `shift_terminal` divides by zero.
+        if not (self.has_called_denoiser or torch.isfinite(scheduler.timesteps).all()):
+            raise ValueError(
+                f"{type(scheduler).__name__} has no schedule of {len(scheduler.timesteps)} steps"
+            )
         self.call = call
         self.has_called_denoiser = True
         self._park()
@@ -167,12 +171,6 @@ _runs: dict[threading.Thread, PipelineRun] = {}
 def run_of_this_thread() -> PipelineRun | None:
     """The run whose pipeline the current thread executes."""
     return _runs.get(threading.current_thread())
-
-
-def _check_schedule(scheduler: Any) -> None:
-    timesteps = scheduler.timesteps
-    if not torch.isfinite(timesteps).all():  # one step with `shift_terminal` divides by zero
-        raise ValueError(f"{type(scheduler).__name__} has no schedule of {len(timesteps)} steps")
 
 
 def _estimate(scheduler: Any, given: Mapping[str, Any], result: Any) -> Callable[[], torch.Tensor] | None:
