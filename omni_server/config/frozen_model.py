@@ -14,7 +14,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, PydanticKnownError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 UNKNOWN_KEY = "unknown_key"
 """Error type for an unknown key; the message suggests the key that may be meant."""
@@ -37,12 +37,12 @@ class FrozenModel(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _check_largest(cls, value: object, info: ValidationInfo) -> object:
+    def _check_range(cls, value: object, info: ValidationInfo) -> object:
         """vLLM and torch hold counts in 32 bits, and seeds in 64."""
-        largest = 2 ** (63 if info.field_name == "seed" else 31) - 1
+        bits = 64 if info.field_name == "seed" else 32
         for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int) and abs(number) > largest:
-                raise PydanticKnownError("less_than_equal", {"le": largest})
+            if isinstance(number, int) and not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+                raise ValueError(f"must fit into {bits} bits")
         return value
 
 
