@@ -140,10 +140,7 @@ function session(model) {
   return {
     instructions,
     max_output_tokens: maxTokens ?? "inf",
-    audio: {
-      input: { transcription: writesDown && model.about?.understands_speech !== false ? {} : null },
-      output: { voice: voiceOf(model) },
-    },
+    audio: { input: { transcription: writesDown ? {} : null }, output: { voice: voiceOf(model) } },
   };
 }
 
