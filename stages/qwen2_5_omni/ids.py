@@ -1,5 +1,6 @@
 """Special token ids of a Qwen2.5-Omni checkpoint, read from its config.json; none are hard-coded."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def read_special_ids(model_dir: Path) -> SpecialIds:
 def _tokenizer_eos(model_dir: Path) -> int:
     """The tokenizer's end token, for a config.json that names none for the thinker."""
     with config_errors(f"{model_dir}: neither config.json nor tokenizer_config.json names an end token"):
-        tokenizer: Any = read_json_object(model_dir / "tokenizer_config.json")
+        tokenizer = json.loads((model_dir / "tokenizer_config.json").read_text())
         eos = tokenizer["eos_token"]
         eos = eos["content"] if isinstance(eos, dict) else eos
         decoder: dict[str, dict[str, Any]] = tokenizer["added_tokens_decoder"]
