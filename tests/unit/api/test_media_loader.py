@@ -28,6 +28,7 @@ from tests.unit.api.clients import app_of, base64_of, chat, data_url, error_of, 
 from tests.unit.api.fake_generator import VERSATILE_MODEL, FakeGenerator
 from tests.unit.media.containers import record
 from tests.unit.media.hanging_reader import hang, num_reading, wait_until_reading
+from tests.unit.media.image_bombs import empty_scans
 
 PNG, MP4 = media("gradient.png"), media("ball.mp4")
 M4A = record("ipod", "aac", np.zeros((1, 48_000), dtype=np.float32), 48_000)
@@ -186,3 +187,14 @@ async def test_all_services_share_the_places(monkeypatch: pytest.MonkeyPatch, tm
         for request in running:
             request.cancel()
         await asyncio.wait(running)
+
+
+async def test_an_innocent_image_does_not_wait_for_two_that_take_long() -> None:
+    loader, bomb = MediaLoader(ApiConfig()), image(data_url(empty_scans(4_000)))
+    bombs = [asyncio.create_task(loader.load(bomb, "x")) for _ in range(2)]
+    await asyncio.sleep(0.5)  # so that both are being decoded
+    assert isinstance(await loader.load(PICTURE, "x"), ImagePart)
+    assert not any(load.done() for load in bombs)
+    ended = await asyncio.gather(*bombs, return_exceptions=True)
+    assert all(isinstance(error, InvalidRequestError) and error.code == "invalid_image" for error in ended)
+    assert isinstance(await loader.load(PICTURE, "x"), ImagePart)
