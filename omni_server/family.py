@@ -47,9 +47,11 @@ class Prompt:
     separately yields no special token. Empty if no split is needed."""
 
 
+SAMPLED_FPS = "sampled_fps"
+"""Where an engine finds the rate of a video's frames: a key of the metadata that vLLM passes on with them."""
+
 AUDIO_TRACK = "audio_track"
-"""Where an engine finds the audio track of a video: a key of the metadata that vLLM passes on with the
-frames, with the samples `[n]` and their rate in Hz. Absent without a track."""
+"""The key of a video's audio track, with the samples `[n]` and their rate in Hz. Absent without a track."""
 
 
 @dataclass(frozen=True)

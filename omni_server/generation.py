@@ -9,7 +9,10 @@ from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, Pr
 
 class Generation(Protocol):
     """One admitted request. Iterating yields events; when the iteration ends, including by `aclose()`, the
-    request is released in every stage."""
+    request is released in every stage.
+
+    Generation does not wait for the reader: events that have not been read are kept in memory, at most those of
+    one answer, which ends with the request's deadline."""
 
     request_id: str
     prompt: PromptTokens
@@ -48,11 +51,16 @@ class Generator(Protocol):
         ...
 
     def is_alive(self) -> bool:
-        """False once a stage has died and will not be restarted."""
+        """False once all replicas of a stage have failed."""
         ...
 
     def stage_down(self) -> StageDownError | None:
         """Returns the error for requests that need a restarting stage; None if all stages are up."""
+        ...
+
+    def failed_replicas(self) -> tuple[str, ...]:
+        """Returns the names of replicas that died too often and are not restarted for now, while others of
+        their stages serve."""
         ...
 
     def metrics_text(self) -> bytes:

@@ -8,17 +8,6 @@ import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    IncompleteSnapshotError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from huggingface_hub.utils.tqdm import tqdm
 from pydantic import TypeAdapter, ValidationError
 
 from omni_server.checkpoint_files import indexed_weight_files, read_json_object
@@ -88,6 +77,19 @@ def has_gpu() -> bool:
 def _download(
     repository: str, revision: str | None, patterns: list[str], on_progress: Callable[[str], None]
 ) -> Path:
+    # Takes half a second, and every command imports this module.
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        IncompleteSnapshotError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+    from huggingface_hub.utils.tqdm import tqdm
+
     tqdm.monitor_interval = 0  # its thread would stay, but engines are forked from a single-threaded process
     name = repository if revision is None else f"{repository} (revision {revision})"
     on_progress(f"looking up {name} in {constants.HF_HUB_CACHE}")
@@ -121,6 +123,8 @@ def _download(
 
 
 def _why_unreachable() -> str:
+    from huggingface_hub import constants
+
     if constants.HF_HUB_OFFLINE:
         return (
             "HF_HUB_OFFLINE is set, so nothing is downloaded; unset it, or set HF_HOME to a cache that has it"

@@ -98,7 +98,12 @@ class Omni:
         `InvalidRequestError` if an argument is invalid.
         """
         omni = self._running()
-        return self._wait(collect(omni, _request(messages, voice, speech, sampling, seed, timeout_s)))
+        answer = self._started(collect(omni, _request(messages, voice, speech, sampling, seed, timeout_s)))
+        try:
+            return answer.result()
+        except BaseException:  # such as KeyboardInterrupt
+            answer.cancel()
+            raise
 
     async def stream(
         self,
@@ -111,11 +116,13 @@ class Omni:
         timeout_s: float | None = None,
     ) -> AsyncGenerator[OmniEvent, None]:
         """Like `generate`, but yields events in the caller's event loop. Closing it early (`aclose`) aborts
-        the request."""
+        the request.
+
+        The answer is generated at full speed: what the caller has not taken is kept in memory, until the end
+        of the request (`timeout_s` at the latest), and then until this is closed.
+        """
         omni = self._running()
-        request = _request(messages, voice, speech, sampling, seed, timeout_s)
-        generation = await asyncio.wrap_future(self._started(omni.submit(request)))
-        events = aiter(generation)
+        events = _events(omni, _request(messages, voice, speech, sampling, seed, timeout_s))
 
         async def next_event() -> OmniEvent:
             return await anext(events)
@@ -127,7 +134,7 @@ class Omni:
                 yield event
         finally:
             if self._loop.is_running():
-                self._started(generation.aclose())
+                self._started(events.aclose())
 
     def close(self) -> None:
         """Stop the engines; further calls do nothing."""
@@ -156,6 +163,15 @@ class Omni:
     def _started(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Starts `work` in the engines' event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+async def _events(omni: AsyncOmni, request: OmniRequest) -> AsyncGenerator[OmniEvent, None]:
+    generation = await omni.submit(request)
+    try:
+        async for event in generation:
+            yield event
+    finally:
+        await generation.aclose()
 
 
 async def collect(omni: AsyncOmni, request: OmniRequest) -> OmniOutput:

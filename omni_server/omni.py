@@ -22,7 +22,7 @@ from omni_server.images import ImageFeatures, ImageOutput
 from omni_server.metrics.stage_metrics import QueueLevel, StageLevel, pipeline_text
 from omni_server.model_folder import config_file, read_about
 from omni_server.protocol.corruption import CORRUPTION_KINDS
-from omni_server.protocol.replica_control import Replica
+from omni_server.protocol.replica_control import Replica, ReplicaStatus
 from omni_server.types import (
     AboutModel,
     ChatMessage,
@@ -138,6 +138,9 @@ class AsyncOmni:
     def stage_down(self) -> StageDownError | None:
         return self._orchestrator.stage_down()
 
+    def failed_replicas(self) -> tuple[str, ...]:
+        return self._supervisor.failed
+
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Decodes the text stage's `token_ids` without special tokens."""
         return self._orchestrator.detokenize(token_ids)
@@ -171,11 +174,12 @@ class AsyncOmni:
         )
 
     def _stage_levels(self) -> dict[str, StageLevel]:
-        restarts = self._supervisor.num_restarts
+        restarts, failed = self._supervisor.num_restarts, self._supervisor.failed
         corrupt = self._orchestrator.num_corrupt
         return {
             handle.name: StageLevel(
                 is_up=not handle.is_dead,
+                has_failed=handle.name in failed,
                 num_restarts=restarts[handle.name],
                 num_corrupt={kind: corrupt[handle.name, kind] for kind in CORRUPTION_KINDS},
             )
@@ -194,15 +198,15 @@ class AsyncOmni:
 
     def replicas(self) -> tuple[Replica, ...]:
         """The state of all replicas of all stages."""
-        restarts = self._supervisor.num_restarts
+        restarts, failed = self._supervisor.num_restarts, self._supervisor.failed
+
+        def status(handle: "EngineHandle[Any]") -> ReplicaStatus:
+            if handle.is_dead:
+                return "failed" if handle.name in failed else "down"
+            return "draining" if handle.is_draining else "up"
+
         return tuple(
-            Replica(
-                handle.name,
-                handle.pid,
-                handle.num_requests,
-                restarts[handle.name],
-                "down" if handle.is_dead else "draining" if handle.is_draining else "up",
-            )
+            Replica(handle.name, handle.pid, handle.num_requests, restarts[handle.name], status(handle))
             for handle in self._engines.handles()
         )
 

@@ -18,18 +18,21 @@ import torch
 from transformers import BatchFeature
 from vllm.inputs import MultiModalDataDict
 from vllm.model_executor.models.interfaces import MultiModalEmbeddings
-from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalFieldConfig, MultiModalKwargsItems
+from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
 from vllm.multimodal.parse import MultiModalDataItems, MultiModalDataParser
 from vllm.multimodal.processing.processor import HFMultiModalInputs, PromptUpdate, PromptUpdateDetails
 
-from omni_server.family import AUDIO_TRACK
+from omni_server.family import AUDIO_TRACK, SAMPLED_FPS
 
 Mask = npt.NDArray[np.bool_]
 
+SECONDS_PER_GRID = "exact_seconds_per_grid"
+"""What each video has in addition to vLLM's fields: the duration of two frames, float64. vLLM rounds
+`second_per_grid_ts`, computed from one rate for all videos, to the model's dtype."""
+
 FEATURES, NUM_FRAMES, IS_AUDIO = "track_features", "track_num_frames", "track_is_audio"
-"""What each video of a request with tracks has beside vLLM's own fields: the track's mel frames
-`[num_mel_bins, n]`, n, which is 0 without a track, and which of the item's tokens are audio `[num_tokens]`
-(bool)."""
+"""What each video of a request with tracks has, too: the track's mel frames `[num_mel_bins, n]`, n,
+which is 0 without a track, and which of the item's tokens are audio `[num_tokens]` (bool)."""
 
 VllmClass: Any = object
 """For mypy. At run time, each of the following classes precedes one of vLLM's among the bases of a class."""
@@ -49,7 +52,7 @@ class VideoWithTrackDummyInputs(VllmClass):
 
     def get_dummy_mm_data(self, *args: Any, **kwargs: Any) -> MultiModalDataDict:
         data = dict(super().get_dummy_mm_data(*args, **kwargs))
-        return data | {"video": [(frames, {}) for frames in data["video"]]}
+        return data | {"video": [(frames, {SAMPLED_FPS: 2.0}) for frames in data["video"]]}
 
 
 class VideoWithTrackProcessor(VllmClass):
@@ -70,8 +73,13 @@ class VideoWithTrackProcessor(VllmClass):
         videos = inputs.hf_data.get("videos")
         if not isinstance(videos, list) or not videos:
             return inputs
+        rates = torch.tensor([metadata[SAMPLED_FPS] for _, metadata in videos], dtype=torch.float64)
+        temporal_patch_size = self.info.get_hf_processor().video_processor.temporal_patch_size
+        inputs = inputs._replace(
+            hf_data={**inputs.hf_data, "videos": [frames for frames, _ in videos]},
+            passthrough_data={**inputs.passthrough_data, SECONDS_PER_GRID: temporal_patch_size / rates},
+        )
         tracks = [metadata.get(AUDIO_TRACK) for _, metadata in videos]
-        inputs = inputs._replace(hf_data={**inputs.hf_data, "videos": [frames for frames, _ in videos]})
         if all(track is None for track in tracks):
             return inputs
         given = [track for track in tracks if track is not None]
@@ -94,13 +102,9 @@ class VideoWithTrackProcessor(VllmClass):
             mm_data, hf_processor_mm_kwargs, processed_data
         )
         if NUM_FRAMES in processed:
-            # vLLM rounds `second_per_grid_ts` to the model's dtype. The order depends on the exact times.
-            temporal_patch_size = self.info.get_hf_processor().video_processor.temporal_patch_size
-            seconds_per_grid = temporal_patch_size / hf_processor_mm_kwargs["fps"]
-            videos = zip(processed["video_grid_thw"].tolist(), processed[NUM_FRAMES].tolist(), strict=True)
+            fields = [processed[name].tolist() for name in ("video_grid_thw", SECONDS_PER_GRID, NUM_FRAMES)]
             processed[IS_AUDIO] = [
-                torch.from_numpy(self._is_audio(grid, seconds_per_grid, num_frames))
-                for grid, num_frames in videos
+                torch.from_numpy(self._is_audio(*video)) for video in zip(*fields, strict=True)
             ]
         return processed
 
@@ -115,14 +119,13 @@ class VideoWithTrackProcessor(VllmClass):
         self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
     ) -> Mapping[str, MultiModalFieldConfig]:
         fields = dict(super()._get_mm_fields_config(hf_inputs, hf_processor_mm_kwargs))
-        if NUM_FRAMES not in hf_inputs:
-            return fields
-        return fields | {
-            FEATURES: MultiModalFieldConfig.flat_from_sizes("video", hf_inputs[NUM_FRAMES], dim=1),
-            # Positions are computed with them, on the CPU.
-            NUM_FRAMES: MultiModalFieldConfig.batched("video", keep_on_cpu=True),
-            IS_AUDIO: MultiModalFieldConfig.batched("video", keep_on_cpu=True),
-        }
+        # Positions are computed with them, on the CPU.
+        for name in (SECONDS_PER_GRID, NUM_FRAMES, IS_AUDIO):
+            if name in hf_inputs:
+                fields[name] = MultiModalFieldConfig.batched("video", keep_on_cpu=True)
+        if NUM_FRAMES in hf_inputs:
+            fields[FEATURES] = MultiModalFieldConfig.flat_from_sizes("video", hf_inputs[NUM_FRAMES], dim=1)
+        return fields
 
     def _get_prompt_updates(
         self,
@@ -151,7 +154,7 @@ class VideoWithTrackProcessor(VllmClass):
 
 
 class VideoWithTrackModel(VllmClass):
-    """Encodes a video and its track to one output, and gives its tokens their positions in time."""
+    """Encodes a video and its track to one output."""
 
     def embed_multimodal(self, **kwargs: Any) -> MultiModalEmbeddings:
         tracks = kwargs.pop(FEATURES, None)
@@ -194,51 +197,6 @@ class VideoWithTrackModel(VllmClass):
             input_ids, multimodal_embeddings, is_multimodal=is_multimodal
         )
         return embeds
-
-    def iter_mm_features(
-        self, mm_features: list[MultiModalFeatureSpec]
-    ) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        by_offset = {feature.mm_position.offset: feature.data for feature in mm_features}
-        for offset, modality, data in super().iter_mm_features(mm_features):
-            item = by_offset[offset]
-            if modality == "video" and has_track(item):
-                data |= {
-                    "use_audio_in_video": True,
-                    "audio_feature_length": int(item[NUM_FRAMES].data),
-                    IS_AUDIO: item[IS_AUDIO].data.numpy(),
-                }
-            yield offset, modality, data
-
-    def get_mrope_input_positions(
-        self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
-    ) -> tuple[torch.Tensor, int]:
-        """vLLM's, except that what follows a heard video continues from the largest position of its last
-        piece, the frames or audio at its end, though the video may have a larger one.
-
-        Source: `get_rope_index` in transformers 5.19.
-        """
-        positions, _ = super().get_mrope_input_positions(input_tokens, mm_features)
-        for feature in mm_features:
-            if feature.modality == "video" and has_track(feature.data):
-                is_audio = feature.data[IS_AUDIO].data
-                first = feature.mm_position.offset + 1  # after the token that begins the audio
-                end = first + len(is_audio)
-                num_before_last = int((is_audio != is_audio[-1]).nonzero()[-1]) + 1
-                of_video = positions[:, first:end]
-                positions[:, end:] -= of_video.max() - of_video[:, num_before_last:].max()
-        return positions, int(positions.max()) + 1 - len(input_tokens)
-
-    def _compute_interleaved_positions(
-        self, start_idx: int, data: dict[str, Any]
-    ) -> tuple[npt.NDArray[np.int64], int]:
-        """vLLM's would find the order again, of times without their fractions."""
-        is_audio = data[IS_AUDIO]
-        positions = np.empty((3, len(is_audio)), np.int64)
-        positions[:, is_audio] = np.arange(is_audio.sum())
-        of_video = np.indices((data["grid_t"], data["grid_h"], data["grid_w"])).reshape(3, -1)
-        of_video[0] = of_video[0] * data["t_factor"]
-        positions[:, ~is_audio] = of_video
-        return positions + start_idx, len(is_audio)
 
 
 def has_track(video: Mapping[str, Any]) -> bool:

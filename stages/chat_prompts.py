@@ -14,6 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.family import Prompt
 from omni_server.protocol.tool_calls import CALL_BEGIN, CALL_END, CALL_TAIL, call_head
@@ -96,7 +98,7 @@ class PromptRenderer:
             rendered: str = self._processor.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=True
             )
-        except Exception as exc:  # jinja2 errors raised by the template itself, e.g. on an odd order of roles
+        except TemplateError as exc:  # e.g. on an odd order of roles
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {exc}", param="messages"
             ) from exc
@@ -115,7 +117,7 @@ class PromptRenderer:
             audios=tuple((p.samples, p.sample_rate_hz) for p in parts if isinstance(p, AudioPart)),
             images=tuple(p.pixels for p in parts if isinstance(p, ImagePart)),
             videos=tuple(videos),
-            processor_kwargs=_video_kwargs(videos),
+            processor_kwargs={"do_sample_frames": False} if videos else {},
             pieces=pieces if len(pieces) > 1 else (),
         )
 
@@ -151,17 +153,6 @@ def template_part(part: ContentPart) -> dict[str, str]:
             return {"type": "image"}
         case VideoPart():
             return {"type": "video"}
-
-
-def _video_kwargs(videos: Sequence[VideoPart]) -> dict[str, object]:
-    """The processor accepts one frame rate for all videos, which sets the positions' time axis."""
-    rates = {video.fps for video in videos}
-    if len(rates) > 1:
-        raise InvalidRequestError(
-            f"the videos of one request must have one frame rate, not {', '.join(map(str, sorted(rates)))}",
-            param="messages",
-        )
-    return {"fps": rates.pop(), "do_sample_frames": False} if rates else {}
 
 
 def with_tools(

@@ -85,25 +85,41 @@ def processed(processor: Any, messages: Sequence[ChatMessage]) -> BatchFeature:
         media["images"] = pictures
     if videos := [part for part in parts if isinstance(part, VideoPart)]:
         media["videos"] = [torch.from_numpy(video.frames).permute(0, 3, 1, 2) for video in videos]
-        # All frames unchanged; transformers derives seconds per grid from the rate.
+        # All frames unchanged.
         media["videos_kwargs"] = {
             "fps": videos[0].fps,
             "do_sample_frames": False,
             "use_audio_in_video": hears_videos(messages),
         }
     inputs: BatchFeature = processor(text=[rendered], return_tensors="pt", **media)
+    if videos:
+        # transformers knows one rate for all videos of a chat.
+        seconds = [processor.video_processor.temporal_patch_size / video.fps for video in videos]
+        inputs["video_second_per_grid"] = torch.tensor(seconds)
     return inputs
+
+
+def moved(inputs: BatchFeature, device: torch.device, dtype: torch.dtype) -> BatchFeature:
+    """For a model on `device` and in `dtype`. Positions are computed of the seconds per grid, which keep their
+    precision."""
+    seconds = inputs.get("video_second_per_grid")
+    on_device: BatchFeature = inputs.to(device).to(dtype)
+    if seconds is not None:
+        on_device["video_second_per_grid"] = seconds
+    return on_device
 
 
 def hears_videos(messages: Sequence[ChatMessage]) -> bool:
     """What transformers calls `use_audio_in_video`: either all videos of a chat have an audio track, or none.
 
-    Raises `ValueError` if some have one and others not.
+    Raises `ValueError` if some have one and others not, or if they are sampled at different rates.
     """
     videos = [part for message in messages for part in message.content if isinstance(part, VideoPart)]
     has_track = {video.audio is not None for video in videos}
     if len(has_track) > 1:
         raise ValueError("transformers cannot hear some videos of a chat and not others")
+    if True in has_track and len({video.fps for video in videos}) > 1:
+        raise ValueError("transformers hears all videos of a chat at one rate")
     return True in has_track
 
 

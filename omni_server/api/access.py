@@ -90,7 +90,7 @@ class AccessMiddleware:
         if self._is_local_only and not all(self._is_known(host) for host in headers.getlist("host")):
             return HostNotAllowedError(
                 "This server accepts requests of its own machine only: "
-                "the name in the Host header is not one of its names."
+                "the name in the Host header is not one of its names, and its --allowed-origins allow no other."
             )
         if not self._is_allowed(scope, headers):
             return OriginNotAllowedError(

@@ -4,6 +4,7 @@ An answer has one generation in total, per choice, per passage of a text or per 
 """
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -78,7 +79,8 @@ async def follow_choices(
         while num_running:
             item = await queue.get() if state.abort_error is None else None
             if pace is not None and isinstance(item, tuple):
-                await pace.wait(item[1])
+                while not await pace.wait(item[1], heartbeat_s or math.inf):
+                    yield None
             if state.abort_error is not None:  # checked first: a generation may never pause
                 raise state.abort_error
             if isinstance(item, BaseException):

@@ -11,7 +11,13 @@ from omni_server.api.chat import chat_router
 from omni_server.api.config import ApiConfig
 from omni_server.api.errors import install_error_handlers
 from omni_server.api.images.router import images_router
-from omni_server.api.limits import Admission, AdmissionMiddleware, BodyLimitMiddleware
+from omni_server.api.limits import (
+    Admission,
+    AdmissionMiddleware,
+    BodyLimitMiddleware,
+    HeadLimitMiddleware,
+    LingerMiddleware,
+)
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.middleware import RequestIdMiddleware, UnexpectedErrorMiddleware
 from omni_server.api.models import models_router
@@ -70,8 +76,10 @@ def create_app(state: ServerState, config: ApiConfig, lifespan: Lifespan[FastAPI
     app.add_middleware(UnexpectedErrorMiddleware)
     if config.cors.allowed_origins:
         app.add_middleware(CorsHeaders, rules=config.cors)
+    app.add_middleware(HeadLimitMiddleware, config=config)
     app.add_middleware(
         RequestIdMiddleware, metrics=state.metrics, is_logged=config.access_log, tracer=state.tracer
     )
+    app.add_middleware(LingerMiddleware)
     install_openapi(app, needs_key=partial(needs_key, config) if keys else None)
     return app

@@ -7,6 +7,7 @@ when the listener interrupts.
 """
 
 import asyncio
+import math
 from contextlib import suppress
 
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, OmniEvent
@@ -24,18 +25,21 @@ class AudioPace:
         """The event loop's time when all audio that has been sent will have been played."""
         self._released = asyncio.Event()
 
-    async def wait(self, event: OmniEvent) -> None:
-        """Returns when `event` may be sent: at once, unless it is audio and the listener still has more than
-        `max_ahead_s` seconds to play."""
+    async def wait(self, event: OmniEvent, limit_s: float = math.inf) -> bool:
+        """Returns True when `event` may be sent: at once, unless it is audio and the listener still has more
+        than `max_ahead_s` seconds to play. Returns False after `limit_s` seconds: call it again."""
         if not isinstance(event, AudioDelta):
-            return
+            return True
         loop = asyncio.get_running_loop()
         delay_s = self._played_at - self._max_ahead_s - loop.time()
         if delay_s > 0:
             with suppress(TimeoutError):
-                async with asyncio.timeout(delay_s):
+                async with asyncio.timeout(min(delay_s, limit_s)):
                     await self._released.wait()
+            if delay_s > limit_s and not self._released.is_set():
+                return False
         self._played_at = max(self._played_at, loop.time()) + event.samples.size / self._samples_per_s
+        return True
 
     def release(self) -> None:
         """Ends the current wait; later audio does not wait."""

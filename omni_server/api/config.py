@@ -4,6 +4,7 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from omni_server.errors import ConfigError
 from omni_server.media.limits import MediaLimits
 
 
@@ -34,6 +35,23 @@ class TlsFiles:
     """OpenSSL's cipher list, for TLS up to 1.2. uvicorn's default; the name denotes a family of ciphers,
     not a protocol version."""
 
+    def context(self) -> ssl.SSLContext:
+        """Reads the files. Raises `ConfigError` that names the one that cannot be used."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        what = "TLS certificate or key"
+        files = " and ".join(filter(None, (self.certfile, self.keyfile)))
+        try:
+            context.load_cert_chain(self.certfile, self.keyfile, password="")  # or OpenSSL would ask for one
+            context.verify_mode = self.cert_reqs
+            if self.ca_certs is not None:
+                what, files = "TLS authorities", self.ca_certs
+                context.load_verify_locations(self.ca_certs)
+            what, files = "TLS ciphers", self.ciphers
+            context.set_ciphers(self.ciphers)
+        except OSError as error:  # ssl.SSLError is one
+            raise ConfigError(f"cannot use the {what} {files}: {error.strerror or error}") from None
+        return context
+
 
 @dataclass(frozen=True)
 class ApiConfig:
@@ -62,9 +80,9 @@ class ApiConfig:
     max_concurrency_per_key: int = 0
     """Limit on the same for one API key; any more get 429. 0 means no limit."""
     max_header_bytes: int = 64 * 1024
-    """Total size of a request's header fields and body trailers; larger ones get 431."""
+    """Total size of a request's URL and header fields, and of its trailers; larger ones get 431."""
     max_header_fields: int = 100
-    """More header fields, including trailers, get 431."""
+    """More header fields get 431."""
     max_url_bytes: int = 16 * 1024
     """Longer URLs get 414."""
     header_timeout_s: float = 30.0
@@ -84,7 +102,7 @@ class ApiConfig:
     max_audio_ahead_s: float | None = None
     """Streamed audio is sent at most so far ahead of its playback; None sends it at once."""
     http_send_timeout_s: float = 30.0
-    """An HTTP client that reads nothing for this time is disconnected."""
+    """A client that reads nothing for this time is disconnected, unless it comes over `uds`."""
     allowed_local_media_path: Path | None = None
     """Folder that `file:` URLs in requests may access; None disallows `file:` URLs."""
     allowed_media_domains: tuple[str, ...] = ()

@@ -62,7 +62,7 @@ def error_response(error: OmniError, headers: Mapping[str, str] | None = None) -
         # Clients would retry twice by default, but a request that failed or timed out once is likely to do
         # so again.
         all_headers["x-should-retry"] = "false"
-    if error.status in (408, 413):  # do not read the rest of the body
+    if error.status in (408, 413, 414, 431):  # do not read the rest of the request
         all_headers["connection"] = "close"
     return Response(
         envelope(error).model_dump_json(),

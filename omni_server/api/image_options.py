@@ -1,9 +1,9 @@
 """What requests say about an image: fields of the image endpoints and of chats."""
 
-import json
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticKnownError, from_json
 
 from omni_server.api.validation import ExactModel, Integer, Seed
 
@@ -28,9 +28,9 @@ def _read_json(value: object) -> object:
     """Forms have strings only. One choice is as good as a list of it."""
     if isinstance(value, str) and value.startswith(("[", "{")):
         try:
-            value = json.loads(value)
-        except ValueError:
-            return value
+            value = from_json(value, allow_inf_nan=False)
+        except ValueError as error:
+            raise PydanticKnownError("json_invalid", {"error": str(error)}) from None
     return [value] if isinstance(value, dict) else value
 
 

@@ -1,10 +1,12 @@
-"""Limits on concurrent requests, and on the size, upload time and total memory of request bodies."""
+"""Limits on concurrent requests, on the size of request heads, and on the size, upload time and total memory of
+request bodies."""
 
 import asyncio
 import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -16,16 +18,97 @@ from omni_server.api.request_record import ANONYMOUS, current_request, path_of
 from omni_server.api.server_metrics import ServerMetrics
 from omni_server.api.state import ServerState
 from omni_server.errors import (
+    HeadersTooLargeError,
     InvalidRequestError,
     OverloadedError,
     RateLimitError,
     RequestTooLargeError,
     UploadTimeoutError,
+    UrlTooLongError,
 )
 
 MAX_RETRY_AFTER_S = 5
 _WEIGHT = 0.1
 """Of the latest request in the mean duration."""
+_FIELD_OVERHEAD = 4
+"""Bytes: the colon, the space and the line end of a header field."""
+_BODY_HEADERS = frozenset({"content-length", "transfer-encoding"})
+LINGER_S = 10.0
+"""How long a client may continue to send its body after an early response. The server drops the data:
+closing immediately would reset the connection, and the client might lose the response."""
+
+
+class HeadLimitMiddleware:
+    """Bounds the URL and the headers. The web server bounds them while they arrive."""
+
+    def __init__(self, app: ASGIApp, config: ApiConfig) -> None:
+        self.app = app
+        self._config = config
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._refusal(scope) if scope["type"] in ("http", "websocket") else None
+        if error is not None:
+            await error_response(error)(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> InvalidRequestError | None:
+        num_url_bytes = len(scope.get("raw_path") or scope["path"]) + len(scope["query_string"]) + 1
+        fields = scope["headers"]
+        num_bytes = num_url_bytes + sum(len(name) + len(value) + _FIELD_OVERHEAD for name, value in fields)
+        if num_url_bytes > self._config.max_url_bytes:
+            return url_too_long(self._config)
+        if num_bytes > self._config.max_header_bytes:
+            return headers_too_large(self._config)
+        if len(fields) > self._config.max_header_fields:
+            return HeadersTooLargeError(
+                f"The request has more than the {self._config.max_header_fields} header fields accepted."
+            )
+        return None
+
+
+def url_too_long(config: ApiConfig) -> UrlTooLongError:
+    return UrlTooLongError(f"The URL is longer than the {config.max_url_bytes} bytes accepted.")
+
+
+def headers_too_large(config: ApiConfig) -> HeadersTooLargeError:
+    return HeadersTooLargeError(
+        f"The request's headers are larger than the {config.max_header_bytes} bytes accepted."
+    )
+
+
+class LingerMiddleware:
+    """Receives the rest of a body that was not needed for the response, and drops it. After a time the web
+    server closes the connection."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or _BODY_HEADERS.isdisjoint(Headers(scope=scope)):
+            await self.app(scope, receive, send)
+            return
+        is_complete = False
+
+        async def receive_body() -> Message:
+            nonlocal is_complete
+            message = await receive()
+            is_complete = not message.get("more_body", False)  # or the client has left
+            return message
+
+        async def send_before_rest(message: Message) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if not is_last or is_complete:
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    while not is_complete:
+                        await receive_body()
+            await send({"type": "http.response.body"})
+
+        await self.app(scope, receive_body, send_before_rest)
 
 
 class Admission:

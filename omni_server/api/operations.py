@@ -36,11 +36,16 @@ def health_router(state: ServerState, admission: Admission) -> APIRouter:
     @router.head("/ready", include_in_schema=False)
     @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", summary="The same as /ready", responses=failing)
-    @router.get("/ready", summary="200 if requests are taken, else 503 with the reason", responses=failing)
-    async def ready() -> dict[str, str]:
+    @router.get(
+        "/ready",
+        summary="200 if requests are taken, with the replicas that have failed, else 503 with the reason",
+        responses=failing,
+    )
+    async def ready() -> dict[str, str | tuple[str, ...]]:
         state.require_all_stages()
         admission.check_room()
-        return {"status": "ready"}
+        failed = state.require_generator().failed_replicas()
+        return {"status": "ready"} | ({"failed_replicas": failed} if failed else {})
 
     @router.head("/live", include_in_schema=False)
     @router.head("/livez", include_in_schema=False)

@@ -6,20 +6,22 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
 import websockets
 
 from omni_server.api.app import create_app
-from omni_server.api.config import ApiConfig, TlsFiles
-from omni_server.api.http_protocol import http_protocol
+from omni_server.api.config import ApiConfig
+from omni_server.api.connections import Acceptor, max_active_requests, num_descriptors
+from omni_server.api.http_protocol import HttpProtocol
 from omni_server.api.images.sizes import check_size_limits
 from omni_server.api.listener import address_of, listen, remove_unix_path
 from omni_server.api.state import ServerState
 from omni_server.api.tracing import open_tracer
 from omni_server.api.websocket_protocol import WebSocketProtocol
-from omni_server.errors import ConfigError, OverloadedError, StageDeadError
+from omni_server.errors import OverloadedError, StageDeadError
 from omni_server.generation import Generator
 
 logger = logging.getLogger(__name__)
@@ -36,10 +38,17 @@ _MAX_WEBSOCKET_FRAME = 22 * 1024 * 1024
 _LOGGERS = ("uvicorn.error", "uvicorn.asgi")
 _SOURCES = (
     f"{Path(websockets.__file__).parent}/",  # headers of handshakes, and frames
-    f"{Path(uvicorn.__file__).parent}/middleware/message_logger.py",  # subprotocols, URLs with their query
+    f"{Path(uvicorn.__file__).parent}/protocols/",  # URLs with their query
+    f"{Path(uvicorn.__file__).parent}/middleware/message_logger.py",  # the same, and subprotocols
 )
-_UNREADABLE = "Invalid HTTP request received."
-"""uvicorn's warning about a request that this server logs itself."""
+_OF_CLIENTS = frozenset(
+    {
+        "Invalid HTTP request received.",  # logged by this server itself
+        "Invalid UTF-8 sequence received from client.",
+        "Unsupported upgrade request.",
+    }
+)
+"""uvicorn's warnings and errors that any client could flood the log with."""
 
 StartGenerator = Callable[[], Awaitable[Generator]]
 StopGenerator = Callable[[Generator], Awaitable[None]]
@@ -58,6 +67,13 @@ async def run_server(
     Raises `ConfigError` if the address, a TLS file, the trace endpoint or a limit of images is unusable, and
     what `start` raises; stopping the server cancels a running `start`.
     """
+    if not 0 < config.max_queue <= max_active_requests():
+        logger.warning(
+            "at most %d requests at a time, because the limit of file descriptors is %d (ulimit -n)",
+            max_active_requests(),
+            num_descriptors(),
+        )
+        config = replace(config, max_queue=max_active_requests())
     listener = listen(config)
     try:
         with keys_kept_out(), _Signals() as signals:
@@ -199,7 +215,8 @@ async def _web_server(
     web = _QuietUvicorn(
         uvicorn.Config(
             create_app(state, config),
-            http=http_protocol(config, state.metrics),
+            http="h11",
+            h11_max_incomplete_event_size=config.max_header_bytes,
             log_config=None,
             log_level=config.log_level,
             access_log=False,  # `RequestIdMiddleware` logs requests
@@ -209,23 +226,29 @@ async def _web_server(
             ws_per_message_deflate=False,  # base64 audio: much event loop time for little gain
             timeout_keep_alive=config.http_keep_alive_s,
             timeout_graceful_shutdown=1,  # requests have already been drained or aborted
-            ssl_certfile=None if tls is None else tls.certfile,
-            ssl_keyfile=None if tls is None else tls.keyfile,
-            ssl_ca_certs=None if tls is None else tls.ca_certs,
-            ssl_cert_reqs=TlsFiles.cert_reqs if tls is None else tls.cert_reqs,
-            ssl_ciphers=TlsFiles.ciphers if tls is None else tls.ciphers,
+            ssl_context_factory=None if tls is None else lambda *_: tls.context(),
         )
     )
-    try:
-        web.config.load()  # uvicorn would only do this in `serve`
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(f"cannot use the TLS certificate, key or authorities: {error}") from None
-    serving = asyncio.create_task(web.serve(sockets=[listener]))
+    web.config.load()  # uvicorn would only do this in `serve`
+
+    def protocol() -> HttpProtocol:
+        return HttpProtocol(web.config, web.server_state, config, state.metrics)
+
+    def stop(_: asyncio.Task[None]) -> None:
+        web.should_exit = True
+
+    accepting = asyncio.create_task(
+        Acceptor(listener, protocol, web.server_state.connections, web.config.ssl).run()
+    )
+    accepting.add_done_callback(stop)
+    serving = asyncio.create_task(web.serve(sockets=[]))  # it gets its connections from `accepting`
     try:
         yield serving
     finally:
-        web.should_exit = True
+        accepting.cancel()
         await serving
+        with contextlib.suppress(asyncio.CancelledError):
+            await accepting
 
 
 @contextlib.contextmanager
@@ -233,9 +256,9 @@ def keys_kept_out() -> Iterator[None]:
     """Inside the block, drops what uvicorn and websockets log about requests below WARNING.
 
     The headers, the subprotocol and the URL's query of a handshake may contain a key. websockets logs
-    everything that it sends and receives to uvicorn's logger at DEBUG; uvicorn itself logs everything but
-    headers and bodies at its level TRACE. Its warning about malformed requests is dropped, too, because
-    any client could flood the log with it.
+    everything that it sends and receives to uvicorn's logger at DEBUG; uvicorn itself logs the URLs of
+    WebSockets, and everything but headers and bodies at its level TRACE. What it logs about malformed
+    requests and messages is dropped, too.
     """
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     for logger in loggers:
@@ -248,6 +271,6 @@ def keys_kept_out() -> Iterator[None]:
 
 
 def _may_be_written(record: logging.LogRecord) -> bool:
-    if record.msg == _UNREADABLE:
+    if record.msg in _OF_CLIENTS:
         return False
     return record.levelno >= logging.WARNING or not record.pathname.startswith(_SOURCES)

@@ -121,6 +121,7 @@ class ObservedGenerator:
         self._generator = generator
         self._state = state
         self.model_info: ModelInfo = generator.model_info
+        self.failed_replicas = generator.failed_replicas
 
     async def submit(self, request: OmniRequest) -> Generation:
         return await self.submit_fitting(request, lambda _: None)

@@ -16,7 +16,7 @@ from omni_server.check.placement import ModelSizes, Quantization, check_cpu_plan
 from omni_server.check.safetensors_headers import read_weights
 from omni_server.config.load import find_shipped_config, find_stage_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
-from omni_server.engine.environment import set_engine_environment
+from omni_server.engine.environment import set_engine_environment, set_library_environment
 from omni_server.errors import ConfigError
 from omni_server.family import (
     DefaultConfigs,
@@ -85,7 +85,10 @@ def resolve_deployment(
     Raises `ConfigError` for an invalid config, or one that this machine or this checkpoint cannot run, before
     downloading weights.
     """
+    set_library_environment()
     if stage_config is None:
+        if quantization is not None and (use_cpu or not has_gpu()):
+            raise _needs_gpu(quantization)
         folder = resolve_model_folder(
             model,
             architectures=servable_architectures(),
@@ -160,7 +163,7 @@ def chosen_config(
     if gpus:
         return plan(gpus, base, model, quantization)
     if quantization is not None:
-        raise ConfigError(f"--quantization {quantization} needs an NVIDIA GPU")
+        raise _needs_gpu(quantization)
     if model.num_parameters <= LARGEST_DEMO:
         return load_for(find_shipped_config(defaults.demo), base.outputs)
     name = f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters)"
@@ -172,6 +175,10 @@ def chosen_config(
             f"config {defaults.cpu}), much slower than speech"
         )
     return base
+
+
+def _needs_gpu(quantization: Quantization) -> ConfigError:
+    return ConfigError(f"--quantization {quantization} needs an NVIDIA GPU")
 
 
 def describe(config: StageConfig) -> str:

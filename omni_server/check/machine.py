@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.config.stage_config import Platform
@@ -60,15 +61,39 @@ def gpus_of_this_machine() -> list[Gpu]:
     ]
 
 
+CGROUP = Path("/sys/fs/cgroup")
+
+
+class _CgroupFiles(NamedTuple):
+    limit: str
+    used: str
+    statistics: str
+    cached: str
+    """Line of `statistics`."""
+
+
+_CGROUPS = (
+    _CgroupFiles("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    _CgroupFiles(
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
+"""Of version 2 and of version 1."""
+
+
 def memory_of_this_machine() -> DeviceMemory:
     """Available and total memory, of the container if it has its own limit."""
     info = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE))
     total, free = 1024 * int(info["MemTotal"]), 1024 * int(info["MemAvailable"])
-    limit, used = (_number_in(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and limit < total:
-        # The kernel frees its file cache if programs need the memory.
-        cached = _inactive_file_bytes()
-        total, free = limit, min(free, limit - (used or 0) + cached)
+    for files in _CGROUPS:
+        limit, used = _number_in(CGROUP / files.limit), _number_in(CGROUP / files.used)
+        if limit is not None and limit < total:
+            # The kernel frees its file cache if programs need the memory.
+            free = min(free, limit - (used or 0) + _cached_bytes(files))
+            total = limit
     return DeviceMemory(None, "memory", total, free)
 
 
@@ -146,9 +171,9 @@ def _number_in(path: Path) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _inactive_file_bytes() -> int:
-    path = Path("/sys/fs/cgroup/memory.stat")
+def _cached_bytes(files: _CgroupFiles) -> int:
+    path = CGROUP / files.statistics
     if not path.is_file():
         return 0
-    match = re.search(r"^inactive_file (\d+)$", path.read_text(), re.MULTILINE)
+    match = re.search(rf"^{files.cached} (\d+)$", path.read_text(), re.MULTILINE)
     return int(match[1]) if match is not None else 0

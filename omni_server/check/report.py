@@ -175,7 +175,10 @@ def _verdict(report: Report) -> str:
     number = sum(finding.severity == counted for finding in report.findings)
     plural = "" if number == 1 else "s"
     if not report.fits:
-        return f"It does not fit: {number} problem{plural}."
+        is_too_large = any(
+            finding.severity == "error" and "memory" in finding.area for finding in report.findings
+        )
+        return f"It {'does not fit' if is_too_large else 'cannot be served'}: {number} problem{plural}."
     return f"It fits, with {number} warning{plural}." if number else "It fits."
 
 

@@ -16,7 +16,7 @@ EXIT_INTERRUPTED = 130
 _COMMANDS = {
     "serve": "serve a model over HTTP",
     "chat": "talk to a running server in the terminal",
-    "bench": "load a running server and measure what its callers would",
+    "bench": "load a running server, and measure latency and throughput",
     "check": "tell whether a model fits this machine, and what to change",
     "verify": "compare the answers with those of transformers, and write a report",
     "config": "check, show and list stage configs",

@@ -19,7 +19,7 @@ def add_model_flags(parser: "argparse.ArgumentParser | argparse._ArgumentGroup")
         "--demo",
         choices=tuple(DEMOS),
         help="demo model to use instead of MODEL; speaking: trained, comes with the package; qwen3_omni and "
-        "images: random weights, made in seconds, they answer with noise; images needs omni-server[images] "
+        "images: random weights, made in seconds, they answer with noise "
         f"(default: {DEFAULT_DEMO})",
     )
 

@@ -1,15 +1,18 @@
-"""Settings of a command's own process: it survives unwritable output and returns freed memory to the
-system."""
+"""Settings of a command's own process: it survives unwritable output, opens as many files as it may, and returns
+freed memory to the system."""
 
 import ctypes
 import io
 import logging
 import os
 import platform
+import resource
 import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
+
+from omni_server.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +20,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _TRIM_BYTES = 128 * 1024
 """glibc's default, which it would raise together with the other one."""
 _LARGE_BYTES = 1024 * 1024
+_MIN_DESCRIPTORS, _MAX_DESCRIPTORS = 512, 65535
+"""An engine has about 80, and the server 20 for each engine. The maximum is what `vllm serve` asks for."""
 
 
 class LossyStream(io.TextIOWrapper):
@@ -85,6 +90,21 @@ def progress_printer(out: Callable[[str], None]) -> Callable[[str], None]:
     """Prefixes each message with the seconds since this call."""
     began_s = time.monotonic()
     return lambda message: out(f"[{time.monotonic() - began_s:6.1f} s] {message}")
+
+
+def raise_descriptor_limit() -> None:
+    """Raises the limit of file descriptors as far as the system allows, for this process and its engines.
+
+    Raises `ConfigError` if they are too few.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    if allowed < _MIN_DESCRIPTORS:
+        raise ConfigError(
+            f"the limit of file descriptors is {allowed} (ulimit -Hn), and a server needs {_MIN_DESCRIPTORS}"
+        )
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def return_freed_memory() -> None:

@@ -78,8 +78,10 @@ class _ConfigParser(Parser):
         raise ConfigError(f"arguments of 'ray deploy': {message}")
 
 
-def deployment_of(words: Sequence[str]) -> tuple[ServeOptions, RayOptions, StageConfig]:
-    """Parses the arguments of `omni-server ray deploy` in a Ray Serve config file. Raises `ConfigError`."""
+def deployment_of(arguments: Sequence[str | int]) -> tuple[ServeOptions, RayOptions, StageConfig]:
+    """Parses the arguments of `omni-server ray deploy` in a Ray Serve config file, in which YAML reads some as
+    numbers. Raises `ConfigError`."""
+    words = [str(argument) for argument in arguments]
     if any(word.partition("=")[0] == "--api-key" for word in words):
         raise ConfigError(
             "Ray Serve logs and shows what its config file has: use --api-key-file, not --api-key"

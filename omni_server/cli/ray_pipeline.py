@@ -22,7 +22,7 @@ _READY_PERIOD_S = 1.0
 """Between two looks whether a pipeline has all its stages."""
 
 
-def application(args: dict[str, list[str]]) -> serve.Application:
+def application(args: dict[str, list[str | int]]) -> serve.Application:
     """Builds the application for a Ray Serve config file. `args` has `arguments`, those of `omni-server ray
     deploy`; Ray Serve itself sets what `--address`, `--app-name`, `--host` and `--port` would.
 

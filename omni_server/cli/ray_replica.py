@@ -17,7 +17,7 @@ from omni_server.api.images.sizes import check_size_limits
 from omni_server.api.state import ServerState
 from omni_server.api.tracing import open_tracer
 from omni_server.cli.pipeline import prepare, running
-from omni_server.cli.process import return_freed_memory
+from omni_server.cli.process import raise_descriptor_limit, return_freed_memory
 from omni_server.cli.ray_options import IS_READY
 from omni_server.cli.serve_flags import ServeOptions
 from omni_server.config.stage_config import StageConfig
@@ -47,6 +47,7 @@ class PipelineReplica:
         """
         options = self._options
         set_up_logging(options.log_level, options.log_format)
+        raise_descriptor_limit()
         return_freed_memory()
         on_progress = partial(logger.info, "%s")
         async with AsyncExitStack() as held:

@@ -6,20 +6,17 @@ import contextlib
 import json
 import logging
 import shlex
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_server.api.access import is_loopback
-from omni_server.api.listener import check_address
 from omni_server.audio.formats import AUDIO_FORMATS
-from omni_server.cli.pipeline import prepare, running
 from omni_server.cli.process import (
     Printer,
     drop_unwritable_output,
     progress_printer,
+    raise_descriptor_limit,
     return_freed_memory,
 )
 from omni_server.cli.serve_flags import ServeOptions, add_serve_flags, serve_options
@@ -27,14 +24,14 @@ from omni_server.command_line import program
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
-from omni_server.engine.start_progress import LONGEST_SILENCE_S
 from omni_server.family import load_family
-from omni_server.generation import Generator
 from omni_server.log_format import set_up_logging
 from omni_server.native_stderr import redirect_native_stderr
 from omni_server.types import ModelInfo
+from omni_server.version import VERSION
 
 if TYPE_CHECKING:  # imported when the engines start
+    from omni_server.generation import Generator
     from omni_server.omni import AsyncOmni
 
 logger = logging.getLogger(__name__)
@@ -65,13 +62,24 @@ def serve(options: ServeOptions) -> int:
     """Runs until stopped. Returns 0 after a clean shutdown; raises `ConfigError` before serving."""
     drop_unwritable_output()
     set_up_logging(options.log_level, options.log_format)
-    if options.api.uds is None and not options.api.api_keys and not is_loopback(options.api.host):
-        logger.warning("no --api-key is set: everybody who reaches %s can use this server", options.api.host)
-    check_address(options.api)  # before the steps that take seconds
+    raise_descriptor_limit()
     out = Printer()
     on_progress: Callable[[str], None] = (
         partial(logger.info, "%s") if options.log_format == "json" else progress_printer(out)
     )
+    on_progress(f"omni-server {VERSION} starts with {options.model or f'the demo model {options.demo}'}")
+    # Imports that take seconds come after the first line.
+    from omni_server.api.access import ApiKeys, is_loopback
+    from omni_server.api.listener import check_address
+    from omni_server.cli.pipeline import prepare
+
+    if options.api.uds is None and not options.api.api_keys and not is_loopback(options.api.host):
+        logger.warning("no --api-key is set: everybody who reaches %s can use this server", options.api.host)
+    # Before the steps that take seconds.
+    check_address(options.api)
+    ApiKeys(options.api.api_keys)
+    if options.api.tls is not None:
+        options.api.tls.context()
     model_dir, config = prepare(options, on_progress)
     return _run(options, model_dir, config, on_progress, out)
 
@@ -88,6 +96,7 @@ def _run(
     redirect_native_stderr()
     return_freed_memory()
     from omni_server.api.server import run_server
+    from omni_server.cli.pipeline import running
 
     pipeline = contextlib.AsyncExitStack()
     started: list[AsyncOmni] = []
@@ -97,7 +106,7 @@ def _run(
         started.append(omni)
         return omni
 
-    async def stop(_: Generator) -> None:
+    async def stop(_: "Generator") -> None:
         await pipeline.aclose()
 
     def on_ready(address: str) -> None:
@@ -112,28 +121,9 @@ def _load_vllm(config: StageConfig, on_progress: Callable[[str], None]) -> None:
     """Imports vLLM and forks a copy of this process, the parent of engines."""
     set_engine_environment(config)
     family = load_family(config.model_family)
-    with _announced("importing PyTorch and vLLM", on_progress):
-        fork_server.import_engine_modules(family)
+    on_progress("importing PyTorch and vLLM")
+    fork_server.import_engine_modules(family)
     fork_server.fork_from_here(family)
-
-
-@contextlib.contextmanager
-def _announced(what: str, on_progress: Callable[[str], None]) -> Iterator[None]:
-    """Reports `what` as progress repeatedly until the block ends."""
-    is_over = threading.Event()
-
-    def repeat() -> None:
-        while not is_over.wait(LONGEST_SILENCE_S):
-            on_progress(what)
-
-    on_progress(what)
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()  # the process must be single-threaded when it forks
 
 
 def ready_message(address: str, model: ModelInfo) -> str:

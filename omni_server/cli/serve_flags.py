@@ -9,7 +9,6 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from omni_server.api.access import read_key_file
 from omni_server.api.config import ApiConfig, CorsRules, TlsFiles
 from omni_server.check.placement import Quantization
 from omni_server.cli.model_flags import add_model_flags, refuse_two_models
@@ -37,7 +36,11 @@ _REQUEST_LIMITS: Limits = {
     ("--max-concurrency-per-key", "max_concurrency_per_key", count): (
         "requests and realtime sessions of one API key at the same time; more get 429; 0 is no limit"
     ),
-    ("--max-header-size", "max_header_bytes", size): "total size of a request's headers; larger ones get 431",
+    (
+        "--max-header-size",
+        "max_header_bytes",
+        size,
+    ): "total size of a request's URL and headers; larger ones get 431",
     ("--max-header-fields", "max_header_fields", positive_count): (
         "number of a request's header fields; more get 431"
     ),
@@ -408,6 +411,8 @@ def _keys(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[
     """The keys of all flags; the environment's key only if no flag gives one."""
     keys: tuple[str, ...] = tuple(options.api_key or ())
     if options.api_key_file is not None:
+        from omni_server.api.access import read_key_file  # FastAPI, which takes half a second
+
         keys += read_key_file(Path(options.api_key_file))
     if keys:
         return keys

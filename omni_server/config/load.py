@@ -71,8 +71,9 @@ def shipped_configs() -> dict[str, Path]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that rejects duplicate keys, of which PyYAML itself silently keeps the last one, and reports
-    the position of every value that does not have its tag's type."""
+    """SafeLoader that reads every key as text, because a name may look like a number or be `on` or `no`. It
+    rejects duplicate keys, of which PyYAML itself silently keeps the last one, and reports the position of
+    every value that does not have its tag's type."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         try:
@@ -101,7 +102,14 @@ class _StrictLoader(yaml.SafeLoader):
                     problem_mark=key.start_mark,
                 )
             first_seen[key.value] = key.start_mark
+        node.value = [(_as_text(key), value) for key, value in node.value]
         return node
+
+
+def _as_text(key: yaml.Node) -> yaml.Node:
+    if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+        return key
+    return yaml.ScalarNode("tag:yaml.org,2002:str", key.value, key.start_mark, key.end_mark)
 
 
 def _named_first(problem: str) -> Location:

@@ -36,6 +36,12 @@ AnyStage = Annotated[SerializeAsAny[Stage], Field(discriminator="engine")]
 
 Platform = Literal["cpu", "cuda"]
 
+
+def _as_written(value: object) -> object:
+    """YAML reads `on` and `off` as booleans."""
+    return ("off", "on")[value] if isinstance(value, bool) else value
+
+
 FAMILY_PATTERN = r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?"
 
 MAX_MEMORY_FRACTION = 0.95
@@ -75,8 +81,8 @@ class SupervisionConfig(FrozenModel):
     steps, so this must be longer than any step; `null`: no timeout."""
     max_restarts: Annotated[int, Field(ge=0)] = 5
     """Restarts allowed per stage, or replica of a stage, within `restart_window_s`. If it dies once more, it
-    is not restarted, and if no replica of the stage is left, the server ends with exit code 1. 0: the first
-    death is the last."""
+    has failed: the server ends with exit code 1 or, if other replicas of the stage have not failed, starts
+    the replica again when the window allows it. 0: the first death is the last."""
     restart_window_s: Annotated[float, Field(gt=0)] = 600.0
     """Time after which a restart no longer counts towards `max_restarts`."""
     max_backoff_s: Annotated[float, Field(ge=0)] = 30.0
@@ -91,7 +97,7 @@ class StageConfig(FrozenModel):
     """The code of the model: an installed family, such as `qwen2_5_omni`, or `package.module:object`."""
     platform: Platform
     """Must match the installed build of vLLM."""
-    mps: Literal["auto", "on", "off"] = "auto"
+    mps: Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_written)] = "auto"
     """NVIDIA's Multi-Process Service, which lets the stages on one GPU run concurrently instead of in turns.
     `auto`: on if stages share a device and the driver includes the service. Ignored on CPU."""
     stages: dict[StageName, Annotated[AnyStage, BeforeValidator(as_declared)]]

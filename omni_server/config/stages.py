@@ -70,7 +70,8 @@ class CommonStage(FrozenModel):
     of its own."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
     """GPU indices, one for each tensor-parallel rank; with `replicas`, those of the first replica, then those
-    of the second, and so on. Replicas share the devices if only those of one are given. Ignored on CPU."""
+    of the second, and so on. Replicas share the devices if only those of one are given. With
+    `CUDA_VISIBLE_DEVICES`, 0 is the first GPU in it. Ignored on CPU."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.3
     """Share of each device's total memory that the stage takes. Ignored on CPU."""
     gpu_priority: Literal["normal", "low"] = "normal"

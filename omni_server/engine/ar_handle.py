@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal
 
 from vllm import SamplingParams
@@ -16,7 +17,7 @@ from omni_server.engine.engine_handle import BuildEngine, EngineHandle
 from omni_server.engine.feed_outbox import FeedOutbox
 from omni_server.engine.prompt_rendering import PromptRenderer, RenderedPrompt
 from omni_server.engine.token_table import TokenTable
-from omni_server.errors import InvalidRequestError
+from omni_server.errors import InvalidRequestError, StageDeadError, StageError
 from omni_server.family import Prompt
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.rows import AddressedFeed, SharedBlock
@@ -52,7 +53,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         self._output_ledger = output_ledger
         self._input_ledgers = input_ledgers
         self._tokens: TokenTable | None = None
-        self.outbox = FeedOutbox(self.feed, self._drop if input_ledgers else None)
+        self.outbox = FeedOutbox(self.feed, self._drop if input_ledgers else None, self._fail)
 
     def attach(self, built: BuiltEngine[StageAsyncLLM]) -> None:
         engine = built.client
@@ -71,6 +72,10 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
 
     def _drop(self, block: SharedBlock) -> None:
         self._input_ledgers[block.queue].drop(block)
+
+    def _fail(self, engine_id: str) -> None:
+        with suppress(StageDeadError):  # then the request learns that
+            self.engine.fail(engine_id, StageError(self.name, "its input could not be sent"))
 
     def max_media(self, modality: str) -> int:
         """Returns how many items of a modality one prompt may hold (vLLM's `limit_mm_per_prompt`)."""
@@ -100,6 +105,8 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         tokenizer = self.engine.get_tokenizer()
 
         def verify() -> None:
+            if params.structured_outputs is not None and "\0" in (params.structured_outputs.regex or ""):
+                raise VLLMValidationError("The regular expression must not contain NUL characters.")
             params.verify(
                 config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer
             )
@@ -110,7 +117,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
                 verify()
             else:  # compiles a schema to a grammar
                 await asyncio.to_thread(verify)
-        except (VLLMClientError, ValueError) as exc:
+        except VLLMClientError as exc:
             known = exc.parameter if isinstance(exc, VLLMValidationError) else None
             raise InvalidRequestError(
                 _refusal(exc), param=known if known is not None else structured_param
@@ -134,6 +141,8 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         equal ones. Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
         """
         engine = self.engine
+        if params.logprobs is not None and self._tokens is None:
+            self._tokens = TokenTable(engine.get_tokenizer())
         if isinstance(prompt, RenderedPrompt):
             token_ids, engine_input = prompt.token_ids, prompt.engine_input
         else:
@@ -154,11 +163,9 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
             engine.drop_codes(request_id)
             # If this was cancelled while sending, the engine may already have the request.
             await abort(engine, request_id, internal=False)
-            if isinstance(exc, VLLMClientError | ValueError):
-                raise InvalidRequestError(str(exc)) from exc
+            if isinstance(exc, VLLMClientError):
+                raise InvalidRequestError(_refusal(exc)) from exc
             raise
-        if params.logprobs is not None and self._tokens is None:
-            self._tokens = TokenTable(engine.get_tokenizer())
         tokens = None if params.logprobs is None else self._tokens
         return ArStream(self.name, engine, request_id, queue, meter, tokens, params)
 

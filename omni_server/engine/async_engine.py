@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestOutputCollector
 from vllm.v1.metrics.stats import SchedulerStats
 
+from omni_server.engine.cancellation import in_daemon_thread
 from omni_server.errors import StageDeadError, StageError
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.rows import (
@@ -179,6 +181,12 @@ class StageAsyncLLM(AsyncLLM):
         )
         return await self.add_request(request_id, request, params)
 
+    def fail(self, engine_id: str, error: StageError) -> None:
+        """Ends the outputs of a request with `error`, unless it has ended."""
+        state = self.output_processor.request_states.get(engine_id)
+        if state is not None and state.queue is not None:
+            state.queue.put(error)
+
     async def send_feeds(self, feeds: Sequence[AddressedFeed]) -> None:
         """Sends rows to running requests.
 
@@ -243,10 +251,10 @@ async def wake(engine: AsyncLLM, timeout_s: float) -> None:
 
 
 async def close_frontend(engine: AsyncLLM) -> bool:
-    """Releases what vLLM holds in this process for an engine that has ended: tasks, threads, sockets.
+    """Releases what vLLM holds in this process for an engine that has ended: tasks, threads, sockets. Its
+    renderer stays.
 
-    Returns False if that takes longer than `CLOSE_TIMEOUT_S`; the work then continues in the background. vLLM
-    waits for the thread that warms up its media preprocessing.
+    Returns False if that takes longer than `CLOSE_TIMEOUT_S`; the work then continues in the background.
     """
     closing = asyncio.create_task(_close_frontend(engine))
     await asyncio.wait([closing], timeout=CLOSE_TIMEOUT_S)
@@ -259,9 +267,9 @@ async def _close_frontend(engine: AsyncLLM) -> None:
     if engine.output_handler is not None:  # once it ends, no message of the engine is read
         engine.output_handler.cancel()
         await asyncio.wait([engine.output_handler])
-    await asyncio.to_thread(engine.shutdown)
+    await in_daemon_thread(engine.shutdown)
     # The sockets are closed in a callback that is already scheduled. Their context would end only with its
     # last reference, whenever the garbage collector runs.
     await asyncio.sleep(0)
     context: zmq.Context[zmq.Socket[bytes]] = engine.engine_core.resources.ctx  # type: ignore[attr-defined]
-    await asyncio.to_thread(context.destroy, 0)
+    await in_daemon_thread(partial(context.destroy, 0))

@@ -11,6 +11,9 @@ T = TypeVar("T")
 
 THREAD_NAME = "blocking call"
 
+_NO_THREAD_S = 0.1
+"""Between two attempts to start a thread."""
+
 
 async def uninterrupted(work: Coroutine[object, object, T]) -> T:
     """Returns the result of `work`, which must end by itself. A cancellation in the meantime is raised after
@@ -39,7 +42,8 @@ async def cancel_and_wait(*tasks: asyncio.Task[None]) -> None:
 async def in_daemon_thread(function: Callable[[], T]) -> T:
     """Returns the result of the blocking `function()`, or raises its error. If the call is cancelled, the
     thread continues. Unlike a thread of `asyncio.to_thread`, it keeps neither the event loop nor the
-    interpreter from ending."""
+    interpreter from ending, and waits for no other call. While the machine has no thread to give, waits for
+    one."""
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()  # from now on, it is not cancelled with the call
 
@@ -49,5 +53,10 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
         except BaseException as exc:  # noqa: BLE001 - it is raised where the result is awaited
             future.set_exception(exc)
 
-    threading.Thread(target=run, name=THREAD_NAME, daemon=True).start()
+    while True:
+        try:
+            threading.Thread(target=run, name=THREAD_NAME, daemon=True).start()
+            break
+        except RuntimeError:  # documented for a second start only; raised for want of a thread as well
+            await asyncio.sleep(_NO_THREAD_S)
     return await asyncio.wrap_future(future)

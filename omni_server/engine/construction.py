@@ -17,6 +17,7 @@ import zmq
 import zmq.asyncio
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.renderers import BaseRenderer
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 from vllm.utils.network_utils import ZmqListener, make_zmq_listener
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -27,6 +28,7 @@ from omni_server.engine.cancellation import in_daemon_thread, uninterrupted
 from omni_server.engine.engine_main import run_engine
 from omni_server.engine.engine_processes import KILL_TIMEOUT_S, EngineProcesses
 from omni_server.engine.fork_server import start_process
+from omni_server.engine.kept_renderer import kept_renderer
 from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError
 
@@ -59,12 +61,14 @@ async def build_engine(
     folder: Path,
     timeout_s: float,
     progress: StartProgress,
+    renderer: BaseRenderer[Any] | None = None,
 ) -> BuiltEngine[EngineT]:
     """Builds the engine of stage `name`. Its process gets only `environment`; its sockets are in `folder`.
+    `renderer` is that of its predecessor, if it has one.
 
     Leaves nothing behind after an error. Raises `ConfigError`.
     """
-    building = _Building(client_class, arguments, environment, folder)
+    building = _Building(client_class, arguments, environment, folder, renderer)
     limit = asyncio.timeout(timeout_s)
     try:
         async with limit:
@@ -91,6 +95,7 @@ class _Building(Generic[EngineT]):
     environment: Mapping[str, str]
     folder: Path
     """The server's own folder, which no other user can enter; holds the sockets."""
+    renderer: BaseRenderer[Any] | None
 
     def __post_init__(self) -> None:
         self._handshake_address, self._input_address, self._output_address = (
@@ -105,15 +110,13 @@ class _Building(Generic[EngineT]):
     async def run(self) -> BuiltEngine[EngineT]:
         try:
             config = await in_daemon_thread(self.arguments.create_engine_config)
-            processes = self._processes = EngineProcesses(
-                await in_daemon_thread(partial(self._start, config))
-            )
+            processes = self._processes = await in_daemon_thread(lambda: EngineProcesses(self._start(config)))
             # Both read the model's files for about a second, so they run at the same time.
             make_client = partial(self._make_client, config, self._listeners())
             self._client = asyncio.create_task(in_daemon_thread(make_client))
             await self._handshake(processes)
             await _unless_ended(processes, self._client)
-            processes.look_again()
+            await in_daemon_thread(processes.look_again)
             return BuiltEngine(self._client.result(), processes)
         except BaseException:
             await uninterrupted(self._give_up())
@@ -145,18 +148,19 @@ class _Building(Generic[EngineT]):
         """Creates vLLM's client. Its constructor returns when the engine has greeted it."""
         inputs, outputs = listeners
         try:
-            client = self.client_class(
-                config,
-                Executor.get_class(config),
-                log_stats=False,
-                log_requests=False,
-                client_addresses={
-                    "input_address": inputs.address,
-                    "input_listener": inputs.socket,
-                    "output_address": outputs.address,
-                    "output_listener": outputs.socket,
-                },
-            )
+            with kept_renderer(self.renderer):
+                client = self.client_class(
+                    config,
+                    Executor.get_class(config),
+                    log_stats=False,
+                    log_requests=False,
+                    client_addresses={
+                        "input_address": inputs.address,
+                        "input_listener": inputs.socket,
+                        "output_address": outputs.address,
+                        "output_listener": outputs.socket,
+                    },
+                )
         finally:
             self._has_client.set()
             inputs.close()
@@ -199,8 +203,8 @@ class _Building(Generic[EngineT]):
         self._is_given_up.set()
         if self._process is not None:
             processes = self._processes or EngineProcesses(self._process)
-            processes.kill()
-            if await asyncio.to_thread(processes.wait, KILL_TIMEOUT_S):
+            await in_daemon_thread(processes.kill)
+            if await in_daemon_thread(partial(processes.wait, KILL_TIMEOUT_S)):
                 processes.remove_leftovers()
             else:
                 logger.warning("process %d of an engine does not end after SIGKILL", processes.core_pid)

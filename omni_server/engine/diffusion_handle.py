@@ -50,11 +50,11 @@ class DiffusionHandle(EngineHandle[EventAsyncLLM]):
                 queue = await engine.add_request(
                     request_id, tokens_input(list(token_ids)), params, priority=priority
                 )
-                try:
-                    output = await queue.get()
-                except BaseException:
-                    await abort(engine, queue.request_id)
-                    raise
+                output = await queue.get()
+        except BaseException:
+            # If this was cancelled while sending, the engine may already have the request.
+            await abort(engine, request_id, internal=False)
+            raise
         finally:
             engine.event_sinks.pop(request_id, None)
         assert isinstance(output, PoolingRequestOutput)

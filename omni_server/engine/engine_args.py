@@ -40,11 +40,10 @@ def ar_engine_args(
     platform: str,
     load_format: str,
     hf_overrides: HfOverrides | None,
-    replica: int = 0,
 ) -> AsyncEngineArgs:
-    """Returns the arguments of a replica's `AsyncLLM`. `platform` is "cpu" or "cuda"."""
+    """Returns the arguments of a stage's `AsyncLLM`. `platform` is "cpu" or "cuda"."""
     is_async = platform == "cuda" and not current_platform.is_cpu()
-    arguments = _common(model_dir, stage, replica, platform, load_format, hf_overrides) | {
+    arguments = _common(model_dir, stage, platform, load_format, hf_overrides) | {
         "worker_cls": AR_WORKER,
         "scheduler_cls": ASYNC_SCHEDULER if is_async else SCHEDULER,
         "additional_config": runtime,
@@ -54,7 +53,8 @@ def ar_engine_args(
         "distributed_executor_backend": "uni" if stage.num_ranks == 1 else "mp",
         "dtype": stage.dtype,
         # By default vLLM chooses the backend that the first structured request needs, and keeps it.
-        "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar"),
+        # A model that may write white space anywhere can write nothing else until its limit.
+        "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar", disable_any_whitespace=True),
     }
     if runtime.input_queues:
         arguments["skip_tokenizer_init"] = True  # the stage's tokens are not text
@@ -76,9 +76,8 @@ def diffusion_engine_args(
     carries_state: bool,
     stepwise: StepwiseEngine | None = None,
     announces_to: tuple[str, ...] = (),
-    replica: int = 0,
 ) -> AsyncEngineArgs:
-    """Returns the arguments of a replica's `AsyncLLM`. Its requests are `PoolingParams(task="plugin", ...)`.
+    """Returns the arguments of a stage's `AsyncLLM`. Its requests are `PoolingParams(task="plugin", ...)`.
 
     `hf_overrides` selects the stage's part of the checkpoint's config. With `carries_state`, requests may be
     windows of a stream, whose state the model keeps for the next one. With `stepwise`, they take many steps.
@@ -100,7 +99,7 @@ def diffusion_engine_args(
         num_streams=stage.num_stream_slots if carries_state else 0,
         announces_to=announces_to,
     )
-    arguments = _common(model_dir, stage, replica, platform, load_format, hf_overrides) | {
+    arguments = _common(model_dir, stage, platform, load_format, hf_overrides) | {
         "runner": "pooling",
         "worker_cls": DIFFUSION_WORKER,
         "scheduler_cls": DIFFUSION_SCHEDULER,
@@ -127,7 +126,6 @@ def diffusion_engine_args(
 def _common(
     model_dir: Path,
     stage: ArStage | DiffusionStage,
-    replica: int,
     platform: str,
     load_format: str,
     hf_overrides: HfOverrides | None,
@@ -146,8 +144,5 @@ def _common(
     if hf_overrides is not None:
         arguments["hf_overrides"] = hf_overrides
     if platform == "cuda":
-        arguments |= {
-            "device_ids": list(stage.devices_of(replica)),
-            "gpu_memory_utilization": stage.gpu_memory_utilization,
-        }
+        arguments["gpu_memory_utilization"] = stage.gpu_memory_utilization
     return arguments

@@ -8,12 +8,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.engine.async_engine import close_frontend, stage_errors, wake
-from omni_server.engine.cancellation import uninterrupted
+from omni_server.engine.cancellation import in_daemon_thread, uninterrupted
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import KILL_TIMEOUT_S, EngineProcesses
 from omni_server.engine.start_progress import StartProgress
@@ -127,8 +128,8 @@ class EngineHandle(Generic[EngineT]):
 
     async def _end(self, built: BuiltEngine[EngineT]) -> None:
         processes = built.processes
-        processes.kill()
-        has_ended = await asyncio.to_thread(processes.wait, KILL_TIMEOUT_S)
+        await in_daemon_thread(processes.kill)
+        has_ended = await in_daemon_thread(partial(processes.wait, KILL_TIMEOUT_S))
         if not await close_frontend(built.client):
             logger.warning("stage '%s': threads of its dead engine still work in the server", self.name)
         if not has_ended:
@@ -200,7 +201,7 @@ class EngineHandle(Generic[EngineT]):
             # It would report the end of the process as a failure.
             built.client.output_handler.cancel()
         built.processes.terminate()
-        ending = asyncio.create_task(asyncio.to_thread(built.processes.wait, SHUTDOWN_TIMEOUT_S))
+        ending = asyncio.create_task(in_daemon_thread(partial(built.processes.wait, SHUTDOWN_TIMEOUT_S)))
         while not ending.done():
             await asyncio.wait([ending], timeout=WAKE_INTERVAL_S)
             if not ending.done():

@@ -7,15 +7,18 @@ process gets its own environment when it is forked (`EngineBuilder`).
 import logging
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
-def set_engine_environment(config: StageConfig) -> None:
-    """Sets the variables in this process, except for those that the operator has set. Must be called before
-    vLLM or torch is imported.
+
+def set_library_environment() -> None:
+    """Sets the variables that no stage config changes, except for those that the operator has set. Must be
+    called before torch is imported: it reads the level of its log then.
 
     Raises `ConfigError` if no temporary file can be created, or if torch's folder for compiled code cannot be
     created, which its import would report with a traceback.
@@ -32,6 +35,15 @@ def set_engine_environment(config: StageConfig) -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
+
+
+def set_engine_environment(config: StageConfig) -> None:
+    """Sets all variables in this process, except for those that the operator has set. Must be called before
+    vLLM is imported.
+
+    Raises `ConfigError` like `set_library_environment`.
+    """
+    set_library_environment()
     # V2 on a GPU, where one kernel samples codec tokens. On a CPU V2 needs a Triton that compiles for
     # CPUs, which the one on PyPI does not.
     os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1" if config.platform == "cuda" else "0")
@@ -60,6 +72,27 @@ def compiles(config: StageConfig) -> bool:
     """Whether vLLM compiles a model. It never compiles diffusion stages (`diffusion_engine_args`)."""
     stages = config.stages.values()
     return any(stage.engine == "ar" and not stage.engine_args.get("enforce_eager", False) for stage in stages)
+
+
+def only_devices(devices: Sequence[int], visible: str | None) -> str:
+    """Returns the value of CUDA_VISIBLE_DEVICES for an engine on these devices of the stage config, given the
+    server's value.
+
+    To the engine they are 0, 1, and so on, whichever they are: compiled code names its device by that number,
+    and vLLM's cache gives the code of one replica to the others. Raises `ConfigError` if one of them is not
+    visible.
+    """
+    if not visible:
+        return ",".join(map(str, devices))
+    names = visible.split(",")
+    if max(devices) >= len(names):
+        raise ConfigError(
+            f"the stage config uses device {max(devices)}, counted from 0, and {VISIBLE_DEVICES}={visible} "
+            f"makes {len(names)} visible"
+        )
+    if names[0].startswith("MIG-") and tuple(devices) != (0,):
+        raise ConfigError(f"a server can use one instance of a partitioned GPU: set {VISIBLE_DEVICES} to it")
+    return ",".join(names[device] for device in devices)
 
 
 def _check_folders() -> None:

@@ -3,7 +3,8 @@ loop.
 
 The rows of one step of the source arrive together, so the target gets one message per step rather than one
 per request. Sending belongs to no request, so the end of a request cannot interrupt it. A feed either reaches
-the stage, which drops it if its request has ended, or is dropped here.
+the stage, which drops it if its request has ended, or is dropped here, and then its request fails: with the
+stage if that has died, else by itself.
 """
 
 import asyncio
@@ -23,11 +24,13 @@ class FeedOutbox:
         self,
         send: Callable[[Sequence[AddressedFeed]], Awaitable[None]],
         drop_block: Callable[[SharedBlock], None] | None,
+        fail: Callable[[str], None],
     ) -> None:
         """`send` either hands over all feeds or raises. `drop_block` ends a reference to shared memory; it is
-        None if rows do not travel in it."""
+        None if rows do not travel in it. `fail` ends a request with an error, by the engine's id."""
         self._send = send
         self._drop_block = drop_block
+        self._fail = fail
         self._waiting: list[AddressedFeed] = []
         self._sending: set[asyncio.Task[None]] = set()
 
@@ -56,7 +59,12 @@ class FeedOutbox:
         except BaseException as exc:
             for _, feed in feeds:
                 self.drop(feed)
-            if not isinstance(exc, OmniError):
+            if isinstance(exc, OmniError):
+                # Every request of that stage learns of its death from the stage itself.
+                logger.debug("%d feeds could not be sent: %s", len(feeds), exc)
+                return
+            for request_id in {request_id for request_id, _ in feeds}:
+                self._fail(request_id)
+            if not isinstance(exc, Exception):
                 raise
-            # Every request of that stage learns of its death from the stage itself.
-            logger.debug("%d feeds could not be sent: %s", len(feeds), exc)
+            logger.exception("%d feeds could not be sent", len(feeds))

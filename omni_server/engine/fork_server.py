@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 
+from omni_server.engine.environment import VISIBLE_DEVICES
 from omni_server.engine.process_files import TempFolder
 from omni_server.family import ModelFamily
 from omni_server.native_stderr import real_stderr
@@ -62,6 +63,10 @@ def import_engine_modules(family: ModelFamily) -> None:
     finally:
         gc.freeze()
         gc.enable()
+
+
+# Triton reports every object that is still frozen when the interpreter ends, as leaked, in 30 lines.
+atexit.register(gc.unfreeze)
 
 
 def fork_from_here(family: ModelFamily) -> None:
@@ -166,7 +171,7 @@ def _preload(family: ModelFamily) -> None:
 def _can_fork() -> bool:
     """Whether engines can be forked. torch counts the instances of a partitioned GPU through the CUDA driver,
     which forked processes cannot use afterwards. Engines are new interpreters then."""
-    return not os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-")
+    return not os.environ.get(VISIBLE_DEVICES, "").startswith("MIG-")
 
 
 def _modules(family: ModelFamily) -> Sequence[str]:

@@ -3,14 +3,16 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from vllm import envs as vllm_envs
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.renderers import BaseRenderer
 from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, startup_omp_num_threads
 
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Embeddings
@@ -19,15 +21,20 @@ from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine import fork_server
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.async_engine import StageAsyncLLM
-from omni_server.engine.cancellation import uninterrupted
+from omni_server.engine.cancellation import in_daemon_thread, uninterrupted
 from omni_server.engine.construction import BuiltEngine, build_engine
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_args import ar_engine_args, diffusion_engine_args
 from omni_server.engine.engine_handle import EngineT, Stage
-from omni_server.engine.environment import compiles
+from omni_server.engine.environment import VISIBLE_DEVICES, compiles, only_devices
 from omni_server.engine.event_engine import EventAsyncLLM
 from omni_server.engine.mps import MpsDaemon, start_mps
-from omni_server.engine.process_files import TempFolder, check_cache_folder, sweep_dead_folders
+from omni_server.engine.process_files import (
+    TempFolder,
+    check_cache_folder,
+    check_descriptors,
+    sweep_dead_folders,
+)
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.engine.start_progress import StartProgress
 from omni_server.family import FamilyModel, ModelFamily
@@ -222,6 +229,7 @@ class EngineBuilder:
         # On CPUs vLLM sets variables in this process whenever it creates an engine's config. All engines get
         # the same environment, including those of a restart.
         self._variables = dict(os.environ)
+        self._renderers: dict[str, BaseRenderer[Any]] = {}
 
     async def build_ar(
         self, name: str, stage: ArStage, progress: StartProgress, number: int = 0
@@ -251,9 +259,8 @@ class EngineBuilder:
             platform=self.config.platform,
             load_format=self.load_format,
             hf_overrides=self.family.hf_overrides(stage.model_stage),
-            replica=number,
         )
-        return await self._build(replica, stage, StageAsyncLLM, arguments, progress)
+        return await self._build(replica, stage, number, StageAsyncLLM, arguments, progress)
 
     async def build_diffusion(
         self, name: str, stage: DiffusionStage, progress: StartProgress, number: int = 0
@@ -270,9 +277,8 @@ class EngineBuilder:
             stepwise=spec.stepwise,
             carries_state=self.config.carries_state,
             announces_to=self._throttled_on(set(stage.devices_of(number))),
-            replica=number,
         )
-        return await self._build(replica, stage, EventAsyncLLM, arguments, progress)
+        return await self._build(replica, stage, number, EventAsyncLLM, arguments, progress)
 
     def _throttled_on(self, devices: set[int]) -> tuple[str, ...]:
         """The sockets of the replicas that share a device with a decoder on `devices`, and yield to it."""
@@ -292,11 +298,13 @@ class EngineBuilder:
         self,
         replica: str,
         stage: ArStage | DiffusionStage,
+        number: int,
         client_class: type[EngineT],
         arguments: AsyncEngineArgs,
         progress: StartProgress,
     ) -> BuiltEngine[EngineT]:
-        self.temp.check_room()
+        check_descriptors()
+        await in_daemon_thread(self.temp.check_room)
         arguments.additional_config = msgspec.structs.replace(
             arguments.additional_config,
             progress=progress.began(replica),
@@ -306,21 +314,25 @@ class EngineBuilder:
             replica,
             client_class,
             arguments,
-            environment=self._environment(),
+            environment=self._environment(stage.devices_of(number)),
             folder=self.temp.path,
             timeout_s=self.config.start_timeout_s,
             progress=progress,
+            renderer=self._renderers.get(replica),
         )
+        self._renderers[replica] = built.client.renderer
         progress.is_ready(replica)
         return built
 
-    def _environment(self) -> dict[str, str]:
-        """Returns the environment of an engine's process: its share of the machine and its folder for
-        temporary files."""
+    def _environment(self, devices: Sequence[int]) -> dict[str, str]:
+        """Returns the environment of an engine's process: its devices, its share of the cores, and its folder
+        for temporary files. Raises `ConfigError` if the operator has hidden one of `devices`."""
         variables = self._variables | self.temp.variables()
         variables[MODEL_FAMILY_VARIABLE] = self.config.model_family
         if self.mps is not None:
-            variables |= self.mps.variables()
+            variables |= self.mps.variables
+        if self.config.platform == "cuda":
+            variables[VISIBLE_DEVICES] = only_devices(devices, variables.get(VISIBLE_DEVICES))
         if "OMP_NUM_THREADS" not in self._variables:
             # An engine loads weights on its share of the cores and serves on one thread. vLLM does the same
             # where it starts the process, but counts the engines of one model only.

@@ -17,7 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from vllm.platforms import current_platform
+
 from omni_server.config.stage_config import StageConfig
+from omni_server.engine.environment import VISIBLE_DEVICES
 from omni_server.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -37,10 +40,8 @@ class MpsDaemon:
 
     process: subprocess.Popen[bytes]
     directory: Path
-
-    def variables(self) -> Mapping[str, str]:
-        """Returns the environment variables for its clients."""
-        return _variables(self.directory)
+    variables: Mapping[str, str]
+    """Environment variables for its clients."""
 
     def stop(self) -> None:
         """Ends the daemon and removes its files. Its clients should have ended. Harmless if it has ended."""
@@ -75,16 +76,17 @@ def start_mps(config: StageConfig, folder: Path) -> MpsDaemon | None:
         return None
     directory = folder / "mps"
     directory.mkdir()
+    variables = _variables(directory)
     process = subprocess.Popen(
         [CONTROL, "-f"],
-        env=os.environ | _variables(directory),
+        env=os.environ | variables,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # a Ctrl-C must not end it before the engines
         preexec_fn=_end_with_parent,
     )
-    daemon = MpsDaemon(process, directory)
+    daemon = MpsDaemon(process, directory, variables)
     deadline = time.monotonic() + START_TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
         if (directory / "control").exists():
@@ -100,7 +102,16 @@ def start_mps(config: StageConfig, folder: Path) -> MpsDaemon | None:
 
 
 def _variables(directory: Path) -> dict[str, str]:
-    return {PIPE_VARIABLE: str(directory), LOG_VARIABLE: str(directory)}
+    """Returns the variables of the daemon and of its clients.
+
+    The daemon numbers the devices that it sees from 0, and a client's numbers are relative to that: numbers
+    that the operator has set would be applied twice. A UUID means the same device to both.
+    """
+    variables = {PIPE_VARIABLE: str(directory), LOG_VARIABLE: str(directory)}
+    if os.environ.get(VISIBLE_DEVICES, "")[:1].isdecimal():
+        uuids = map(current_platform.get_device_uuid, range(current_platform.device_count()))
+        variables[VISIBLE_DEVICES] = ",".join(uuids)
+    return variables
 
 
 def _end_with_parent() -> None:

@@ -35,6 +35,9 @@ _MAX_SOCKET_PATH = 107
 _SOCKET_NAME = 1 + 36
 """Bytes: a slash and a UUID."""
 
+ENGINE_DESCRIPTORS = 64
+"""File descriptors that must be free when an engine is started: more than this process needs for it."""
+
 _PROBE_BYTES = 64 * 1024
 """More than vLLM writes to any one file at startup, except for compiled code."""
 
@@ -99,6 +102,23 @@ def _check_room(folder: Path) -> None:
 
 
 # -- sockets and temporary files
+
+
+def check_descriptors() -> None:
+    """Raises `ConfigError` unless file descriptors for an engine's sockets are free. libzmq ends the process if
+    it gets none."""
+    taken: list[int] = []
+    try:
+        for _ in range(ENGINE_DESCRIPTORS):
+            taken.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        raise ConfigError(
+            f"fewer than {ENGINE_DESCRIPTORS} file descriptors are free for an engine ({error.strerror}): raise "
+            "the limit (ulimit -n)"
+        ) from error
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
 
 
 class TempFolder:

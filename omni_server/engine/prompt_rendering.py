@@ -12,7 +12,7 @@ from vllm.inputs import TextPrompt, TokensPrompt
 
 from omni_server.engine.async_engine import StageAsyncLLM, stage_errors
 from omni_server.errors import InvalidRequestError
-from omni_server.family import AUDIO_TRACK, Prompt
+from omni_server.family import AUDIO_TRACK, SAMPLED_FPS, Prompt
 from omni_server.types import VideoPart
 
 _INLINE_CHARS, _INLINE_PIECES = 2000, 8
@@ -88,8 +88,12 @@ class PromptRenderer:
                     # engine, would spoil the next one with the same media. The other cache keeps the
                     # preprocessed media and sends them every time.
                     (engine_input,) = await renderer.render_cmpl_async([raw], skip_mm_cache=True)
-        except (VLLMClientError, ValueError, TypeError) as exc:
+        except VLLMClientError as exc:
             raise _invalid_prompt(exc, self._max_model_len) from exc
+        except ValueError as exc:
+            if "too short to be represented" in str(exc):  # by the models, and all samples
+                raise _invalid_audio("is too short") from exc
+            raise
         if media:
             self._check_media(engine_input)
         reply_ids = () if reply is None else self._plain_ids(reply)
@@ -152,8 +156,10 @@ class PromptRenderer:
 
 def _metadata(video: VideoPart) -> dict[str, object]:
     """What vLLM passes on with the frames."""
-    track = video.audio
-    return {} if track is None else {AUDIO_TRACK: (track.samples, track.sample_rate_hz)}
+    metadata: dict[str, object] = {SAMPLED_FPS: video.fps}
+    if video.audio is not None:
+        metadata[AUDIO_TRACK] = (video.audio.samples, video.audio.sample_rate_hz)
+    return metadata
 
 
 def context_length_exceeded(limit: int, num_tokens: int, param: str) -> InvalidRequestError:
@@ -173,13 +179,11 @@ def _prompt_too_long(limit: int) -> InvalidRequestError:
     )
 
 
-def _invalid_prompt(exc: Exception, limit: int) -> InvalidRequestError:
+def _invalid_prompt(exc: VLLMClientError, limit: int) -> InvalidRequestError:
     text = str(exc)
     if "maximum model length" in text or "context length" in text:
         return _prompt_too_long(limit)
-    if "too short to be represented" in text:  # and all its samples
-        return _invalid_audio("is too short")
-    return InvalidRequestError(f"the prompt cannot be processed: {text}", param="messages")
+    return InvalidRequestError(f"The prompt cannot be processed: {exc.args[0]}", param="messages")
 
 
 def _invalid_audio(what: str) -> InvalidRequestError:

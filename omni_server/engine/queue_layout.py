@@ -6,7 +6,7 @@ from omni_server.family import FamilyModel
 from omni_server.protocol.runtime_config import QueueSpec
 
 POSITION_BYTES = 12
-"""M-RoPE position of one prompt token: three int32."""
+"""M-RoPE position of one prompt token: three float32."""
 
 
 def queue_layout(config: StageConfig, edge: Edge, model: FamilyModel) -> QueueSpec:
@@ -18,7 +18,7 @@ def queue_layout(config: StageConfig, edge: Edge, model: FamilyModel) -> QueueSp
         capacity=edge.queue.capacity,
         path=None,
         slot_bytes=producer.max_num_batched_tokens * (row_bytes + POSITION_BYTES)
-        + producer.max_num_seqs * model.extra_rows_per_request * row_bytes,
+        + producer.max_num_seqs * (model.extra_rows_per_request * row_bytes + POSITION_BYTES),
         max_portions=producer.max_num_seqs,
         num_consumers=consumer.tensor_parallel_size if isinstance(consumer, ArStage) else 1,
     )

@@ -73,7 +73,7 @@ def sampling_params(
     }
     try:
         params = SamplingParams(**values)
-    except (VLLMClientError, ValueError) as exc:
+    except VLLMClientError as exc:
         raise InvalidRequestError(f"{stage}: {exc}") from exc
     if rows is not None:
         add_rows(params, rows)

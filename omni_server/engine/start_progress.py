@@ -13,8 +13,8 @@ from omni_server.protocol.start_report import Phase, PhaseReport, ProgressSpec, 
 logger = logging.getLogger(__name__)
 
 MAX_REPORT_BYTES = 4096
-LONGEST_SILENCE_S = 2.5
-"""A user who watches a start sees a line at least this often."""
+LONGEST_SILENCE_S = 15.0
+"""After this time without a report, a line says what is being waited for."""
 
 
 class StartProgress:

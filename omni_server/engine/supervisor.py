@@ -2,14 +2,16 @@
 an engine on request."""
 
 import asyncio
+import errno
 import functools
-import gc
 import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import zmq
 
 from omni_server.config.stage_config import SupervisionConfig
 from omni_server.engine.async_engine import silence_death_reports
@@ -25,6 +27,11 @@ WarmUp = Callable[[EngineHandle[Any]], Awaitable[None]]
 
 FIRST_BACKOFF_S = 0.5
 """Delay before the second restart; the first one is immediate."""
+
+LACK_BACKOFF_S = 5.0
+"""Delay after a restart for which the machine lacked something."""
+_LACKS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+"""No file descriptor, no memory, no process."""
 
 POLL_S = 0.05
 """Interval between checks for a dead engine, which cost next to nothing."""
@@ -46,7 +53,7 @@ class Supervisor:
         self._warm_up = warm_up
         self._restarts = {handle.name: Restarts(handle.name, policy) for handle in self._handles()}
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._given_up: set[str] = set()
+        self._failed: set[str] = set()
 
     def _handles(self) -> Iterator[EngineHandle[Any]]:
         for stage in self._stages:
@@ -65,11 +72,17 @@ class Supervisor:
 
     @property
     def failed_stage(self) -> str | None:
-        """A stage of which no engine will be restarted. If it is set, the server must end."""
+        """A stage of which all engines have failed. If it is set, the server must end."""
         for stage in self._stages:
-            if all(handle.name in self._given_up for handle in stage.handles):
+            if all(handle.name in self._failed for handle in stage.handles):
                 return stage.name
         return None
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Names of the engines that died too often. Others serve; these are down until the policy allows
+        another restart."""
+        return tuple(handle.name for handle in self._handles() if handle.name in self._failed)
 
     @property
     def num_restarts(self) -> Mapping[str, int]:
@@ -83,8 +96,8 @@ class Supervisor:
 
     async def replace(self, name: str, timeout_s: float) -> int:
         """Replaces the engine with this name by a new one, without an error for any request: new requests go
-        to other replicas, and those of the engine may finish. An engine that is not started again any more is
-        started, too. Returns the process id of the new engine.
+        to other replicas, and those of the engine may finish. An engine that has failed is started, too.
+        Returns the process id of the new engine.
 
         Raises `ReplacementError`; unless the message says otherwise, the engine serves on.
         """
@@ -125,7 +138,7 @@ class Supervisor:
             await uninterrupted(handle.shutdown())
             with StartProgress(functools.partial(logger.debug, "replacement: %s")) as progress:
                 await handle.start(progress)
-            self._given_up.discard(name)
+            self._failed.discard(name)
             self._restarts[name].recent.clear()
             await self._warm(handle)
         except (ConfigError, OmniError) as error:
@@ -149,26 +162,21 @@ class Supervisor:
                 logger.error("stage '%s' is down: %s", name, reason)
                 await handle.kill(reason)
                 await self._restart(handle)
-                # The dead engine's renderer is a reference cycle and holds a tokenizer. Collecting it takes
-                # 13 to 21 ms, once 81, on busy cores.
-                gc.collect()
                 took_s = time.monotonic() - began
                 logger.info("stage '%s' runs again, after %.1f s, in process %d", name, took_s, handle.pid)
         except CrashLoopError as error:
             logger.critical("%s: it is not started again", error)
-            self._given_up.add(name)
         except Exception:
             logger.critical("stage '%s' cannot be started again", name, exc_info=True)
             handle.detach("its engine cannot be started again")
-            self._given_up.add(name)
+            self._failed.add(name)
 
     async def _restart(self, handle: EngineHandle[Any]) -> None:
         """Retries until an engine is up. While other replicas serve, it is warmed up before it gets requests.
         Raises `CrashLoopError`."""
         stage, _ = self._find(handle.name)
-        restarts = self._restarts[handle.name]
         while True:
-            await asyncio.sleep(restarts.next_delay_s())
+            await self._until_allowed(stage, handle)
             is_draining, handle.is_draining = handle.is_draining, True
             try:
                 with StartProgress(functools.partial(logger.debug, "restart: %s")) as progress:
@@ -176,11 +184,34 @@ class Supervisor:
                 if self._has_others(stage, handle):
                     await self._warm(handle)
                 return
-            except (ConfigError, OmniError) as error:
+            except (ConfigError, OmniError, OSError) as error:
                 logger.error("a restart has failed: %s", error)
                 await handle.kill(str(error))
+                lacks = lacks_resources(error)
             finally:
                 handle.is_draining = is_draining  # it may be waiting for its replacement
+            if lacks:
+                self._restarts[handle.name].recent.pop()
+                await asyncio.sleep(LACK_BACKOFF_S)
+
+    async def _until_allowed(self, stage: Stage[EngineHandle[Any]], handle: EngineHandle[Any]) -> None:
+        """Returns when the policy allows the next restart. Raises `CrashLoopError` if it allows none, or if
+        no other engine of the stage serves until then."""
+        name, restarts = handle.name, self._restarts[handle.name]
+        while True:
+            try:
+                delay_s = restarts.next_delay_s()
+                break
+            except CrashLoopError as error:
+                was_known = name in self._failed
+                self._failed.add(name)
+                if error.retry_s is None or self.failed_stage == stage.name:
+                    raise
+                if not was_known:
+                    logger.critical("%s: it is started again in %.0f s", error, error.retry_s)
+                await asyncio.sleep(error.retry_s)
+        await asyncio.sleep(delay_s)
+        self._failed.discard(name)
 
     async def _warm(self, handle: EngineHandle[Any]) -> None:
         """Sends requests through the engine. Raises `OmniError` if it fails."""
@@ -204,8 +235,25 @@ async def _drained(handle: EngineHandle[Any], timeout_s: float) -> None:
         await asyncio.sleep(POLL_S)
 
 
+def lacks_resources(error: BaseException | None) -> bool:
+    """Whether an engine could not be started because this process got no file descriptor, memory, process or
+    thread, which does not say anything about the engine."""
+    while error is not None:
+        if isinstance(error, OSError | zmq.ZMQError) and error.errno in _LACKS:
+            return True
+        if isinstance(error, MemoryError) or "can't start new thread" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 class CrashLoopError(Exception):
     """A stage has died too often; the message says how often."""
+
+    def __init__(self, message: str, retry_s: float | None) -> None:
+        """`retry_s`: when the policy allows the next restart, from now; None: never."""
+        super().__init__(message)
+        self.retry_s = retry_s
 
 
 @dataclass
@@ -229,7 +277,8 @@ class Restarts:
         if len(self.recent) >= policy.max_restarts:
             raise CrashLoopError(
                 f"stage '{self.stage}' has died {len(self.recent) + 1} times "
-                f"within {policy.restart_window_s:g} s, and supervision.max_restarts is {policy.max_restarts}"
+                f"within {policy.restart_window_s:g} s, and supervision.max_restarts is {policy.max_restarts}",
+                self.recent[0] + policy.restart_window_s - now if self.recent else None,
             )
         self.recent.append(now)
         self.count += 1

@@ -194,7 +194,8 @@ def _parse_address(text: str) -> IPAddress | None:
 
 def _not_allowed() -> InvalidRequestError:
     return InvalidRequestError(
-        "The media URL's host or port is not allowed by this server.", code="media_not_allowed"
+        "The media URL's host or port is not among the server's --allowed-media-domains.",
+        code="media_not_allowed",
     )
 
 

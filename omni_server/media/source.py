@@ -51,7 +51,7 @@ class MediaSource:
         if scheme == "file" and self._local is not None:
             return await asyncio.to_thread(self._local.read, url)
         raise InvalidRequestError(
-            "Media URLs must be data: URLs or http(s) URLs of a host that this server allows.",
+            "Media URLs must be data: URLs, or http(s) URLs of a host among the server's --allowed-media-domains.",
             code="media_not_allowed",
         )
 

@@ -177,6 +177,8 @@ class StageLevel:
     """State of a stage."""
 
     is_up: bool
+    has_failed: bool
+    """It has died too often, and is not restarted for now."""
     num_restarts: int
     """Since the server's start."""
     num_corrupt: Mapping[str, int] = field(default_factory=dict)
@@ -212,6 +214,11 @@ class _Pipeline(Collector):
             active.add_metric(_labels(name), count)
         yield active
         is_up = GaugeMetricFamily("omni_stage_up", "1 while the stage's engine runs, else 0.", labels=labels)
+        failed = GaugeMetricFamily(
+            "omni_stage_failed",
+            "1 while the stage's engine is not restarted any more, else 0.",
+            labels=labels,
+        )
         restarts = CounterMetricFamily(
             "omni_stage_restarts", "Restarts of a stage, successful or not.", labels=labels
         )
@@ -222,10 +229,11 @@ class _Pipeline(Collector):
         )
         for name, level in self.stages.items():
             is_up.add_metric(_labels(name), float(level.is_up))
+            failed.add_metric(_labels(name), float(level.has_failed))
             restarts.add_metric(_labels(name), level.num_restarts)
             for kind, count in level.num_corrupt.items():
                 corrupt.add_metric([kind, *_labels(name)], count)
-        yield from (is_up, restarts, corrupt)
+        yield from (is_up, failed, restarts, corrupt)
         yield from self._queue_families()
 
     def _stage_families(self) -> Iterator[Metric]:

@@ -72,6 +72,7 @@ class RequestGraph:
         self._through = through
         self._bound: list[EngineHandle[Any]] = []
         self.events: asyncio.Queue[OmniEvent | OmniError] = asyncio.Queue()
+        """Holds what the reader has not taken: at most one answer, which ends with the request's deadline."""
         self.timeline = RequestTimeline()
         self.text: TextOutput | None = None
         self.audio: AudioTask | None = None
@@ -342,11 +343,12 @@ class TextOutput:
         logprobs = self._logprobs.push(output.logprobs, output.text)
         if output.finish_reason is not None and not output.is_cut:
             logprobs += self._logprobs.rest()
+        is_ended = output.finish_reason == "stop" and not output.is_cut
         pieces: list[Piece] = [output.text]
         if self._tool_parser is not None:
             pieces = self._tool_parser.push(output.text)
             if output.finish_reason is not None:
-                pieces += self._tool_parser.finish()
+                pieces += self._tool_parser.finish(is_cut=not is_ended)
         text = "".join(piece for piece in pieces if isinstance(piece, str))
         if text or output.token_ids:
             self._graph.emit(TextDelta(text, output.token_ids, logprobs))
@@ -355,9 +357,8 @@ class TextOutput:
         for piece in pieces:
             if isinstance(piece, ToolCallDelta):
                 self._graph.emit(piece)
-        # The token that ends a text is no part of it.
-        is_ended = output.finish_reason == "stop" and not output.is_cut
         if self._feeder is not None:
+            # The token that ends a text is no part of it.
             self._feeder.speak(output.token_ids[:-1] if is_ended else output.token_ids)
         if self._spoken_text is not None and self._feeder is not None:
             self._spoken_text.push(output.token_ids, self._spoken(text))

@@ -16,7 +16,6 @@ frames. All times are seconds on one monotonic clock with an arbitrary origin.
 """
 
 import asyncio
-import heapq
 import itertools
 import math
 import time
@@ -184,14 +183,13 @@ class LeadLimiter:
         """`max_lead_s`: seconds of audio; None: no limit."""
         self._max_lead_s = max_lead_s
         self._clock = clock
-        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []  # a heap by deadline
-        self._num_asked = 0
+        self._waiting: dict[asyncio.Future[None], float] = {}  # deadlines, in the order of arrival
         self.num_inside = 0
 
     @property
     def num_waiting(self) -> int:
         """Windows that wait, at most one per stream."""
-        return sum(not entered.done() for _, _, entered in self._waiting)
+        return len(self._waiting)
 
     async def enter(self, due: float) -> None:
         """Waits until a window with the deadline `due` may be sent. The caller must call `leave` afterwards,
@@ -202,8 +200,7 @@ class LeadLimiter:
             return
         loop = asyncio.get_running_loop()
         entered: asyncio.Future[None] = loop.create_future()
-        self._num_asked += 1
-        heapq.heappush(self._waiting, (due, self._num_asked, entered))
+        self._waiting[entered] = due
         timer = loop.call_later(ahead_s, self._admit, entered)
         try:
             await entered
@@ -213,14 +210,16 @@ class LeadLimiter:
             raise
         finally:
             timer.cancel()
+            self._waiting.pop(entered, None)
 
     def leave(self) -> None:
         """A window that entered has been computed, or has failed."""
         self.num_inside -= 1
         while self._waiting and self.num_inside < MIN_OUTSTANDING_WINDOWS:
-            self._admit(heapq.heappop(self._waiting)[2])
+            self._admit(min(self._waiting, key=self._waiting.__getitem__))
 
     def _admit(self, entered: asyncio.Future[None]) -> None:
+        self._waiting.pop(entered, None)
         # The timer may fire after `leave` admitted the window, and both after the task was cancelled.
         if not entered.done():
             self.num_inside += 1

@@ -18,8 +18,8 @@ def turn_grammar(use: ToolUse, text: StructuredOutput | None) -> StructuredOutpu
         return _structural_tag(_calls(tools, use, is_strict=True))
     if text is not None:
         assert text.kind == "json"
-        schema: Format = {"type": "json_schema", "json_schema": json.loads(text.value)}
-        alternatives: Format = {"type": "or", "elements": [_calls(tools, use, is_strict=False), schema]}
+        answer = _json(json.loads(text.value))
+        alternatives: Format = {"type": "or", "elements": [_calls(tools, use, is_strict=False), answer]}
         return _structural_tag(alternatives, text.param)
     if len(tools) == len(use.tools) and not any(tool.strict for tool in tools):
         return None
@@ -47,8 +47,12 @@ def _calls(tools: list[FunctionTool], use: ToolUse, *, is_strict: bool) -> Forma
 def _call(tool: FunctionTool, *, is_strict: bool) -> Format:
     # Always an object: `ToolParser` does not recognise calls with other arguments.
     schema = _ANY_OBJECT | json.loads(tool.parameters) if is_strict else _ANY_OBJECT
-    content = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
-    return {"type": "tag", "begin": call_head(tool.name), "content": content, "end": CALL_TAIL}
+    return {"type": "tag", "begin": call_head(tool.name), "content": _json(schema), "end": CALL_TAIL}
+
+
+def _json(schema: object) -> Format:
+    # Without a bound, a model can write white space until its limit.
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
 
 
 def _structural_tag(content: Format, param: str = "tools") -> StructuredOutput:

@@ -7,7 +7,8 @@ import uuid
 from omni_server.protocol.tool_calls import CALL_BEGIN, CALL_END
 from omni_server.types import ToolCallDelta
 
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
+_NAME = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")')
+_HEAD = re.compile(_NAME.pattern + r'\s*,\s*"arguments"\s*:\s*(?=\{)')
 
 Piece = str | ToolCallDelta
 
@@ -17,7 +18,8 @@ class ToolParser:
 
     Prose is emitted as soon as it cannot be the beginning of a call, and arguments as they are written. White
     space before a call belongs to neither. Text after the arguments of a call is dropped, except for further
-    calls. Text that looks like a call but names no function is prose.
+    calls. Text that looks like a call but names no function is prose. A text that was cut may end inside a
+    call: the call has the arguments that were written, and before its name is complete, there is none.
     """
 
     def __init__(self, *, is_parallel: bool = True) -> None:
@@ -40,13 +42,17 @@ class ToolParser:
             pass
         return pieces
 
-    def finish(self) -> list[Piece]:
-        """Ends the text. Returns what was held back."""
+    def finish(self, *, is_cut: bool) -> list[Piece]:
+        """Ends the text, which is complete unless it `is_cut`. Returns what was held back."""
         pieces: list[Piece] = []
-        if self._step == self._in_head:
-            self._take_irregular(self._buffer, CALL_BEGIN + self._buffer, pieces)
+        if self._step == self._in_head and not self._take_irregular(self._buffer, pieces):
+            if not is_cut:
+                self._take_nonsense(CALL_BEGIN + self._buffer, pieces)
+            elif (name := _name_in(_NAME.match(self._buffer))) is not None:
+                self._begin_call(name, pieces)
         elif self._step == self._in_prose:
-            self._prose(self._buffer, pieces)
+            num_held = _overlap(self._buffer) if is_cut else 0
+            self._prose(self._buffer[: len(self._buffer) - num_held], pieces)
         self._buffer = ""
         return pieces
 
@@ -67,17 +73,21 @@ class ToolParser:
     def _in_head(self, pieces: list[Piece]) -> bool:
         """After the tag, before the arguments."""
         head = _HEAD.match(self._buffer)
-        name = None if head is None else _parsed(head[1])
-        if head is not None and isinstance(name, str):
+        name = _name_in(head)
+        if head is not None and name is not None:
             self._begin_call(name, pieces)
             self._arguments = _JsonObject()
             self._step, self._buffer = self._in_arguments, self._buffer[head.end() :]
+            return True
+        if self._buffer.lstrip()[:1] not in ("", "{"):
+            self._take_nonsense(CALL_BEGIN, pieces)
             return True
         inside, tag, after = self._buffer.partition(CALL_END)
         if not tag:
             return False
         self._buffer = after
-        self._take_irregular(inside, CALL_BEGIN + inside + CALL_END, pieces)
+        if not self._take_irregular(inside, pieces):
+            self._take_nonsense(CALL_BEGIN + inside + CALL_END, pieces)
         return True
 
     def _in_arguments(self, pieces: list[Piece]) -> bool:
@@ -99,22 +109,27 @@ class ToolParser:
         self._step, self._buffer = self._in_head, after
         return True
 
-    def _take_irregular(self, inside: str, whole: str, pieces: list[Piece]) -> None:
-        """Handles a call with its keys in another order, for example, or text that is not a call."""
+    def _take_irregular(self, inside: str, pieces: list[Piece]) -> bool:
+        """Handles a call with its keys in another order, for example. Returns whether it is a call."""
         call = _parsed(inside)
-        if (
+        if not (
             isinstance(call, dict)
             and isinstance(call.get("name"), str)
             and isinstance(call.get("arguments"), dict)
         ):
-            self._begin_call(call["name"], pieces)
-            if self._is_wanted():
-                arguments = json.dumps(call["arguments"], ensure_ascii=False)
-                pieces.append(ToolCallDelta(self.num_calls - 1, None, None, arguments))
-            self._step = self._between
-        elif self.num_calls == 0:
+            return False
+        self._begin_call(call["name"], pieces)
+        if self._is_wanted():
+            arguments = json.dumps(call["arguments"], ensure_ascii=False)
+            pieces.append(ToolCallDelta(self.num_calls - 1, None, None, arguments))
+        self._step = self._between
+        return True
+
+    def _take_nonsense(self, text: str, pieces: list[Piece]) -> None:
+        """Handles text that is not a call, in spite of its tag."""
+        if self.num_calls == 0:
             self._step = self._in_prose
-            self._prose(self._space + whole, pieces)
+            self._prose(self._space + text, pieces)
         else:
             self._step = self._between
 
@@ -174,6 +189,12 @@ def _overlap(text: str) -> int:
     return next(
         n for n in range(min(len(text), len(CALL_BEGIN) - 1), -1, -1) if text.endswith(CALL_BEGIN[:n])
     )
+
+
+def _name_in(head: re.Match[str] | None) -> str | None:
+    """Returns the name of the function."""
+    name = None if head is None else _parsed(head[1])
+    return name if isinstance(name, str) else None
 
 
 def _parsed(text: str) -> object:

@@ -93,8 +93,8 @@ class InlineBlock(msgspec.Struct, frozen=True, tag="inline", array_like=True):
 class RowsPayload(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The rows of one request that one step of the producer computed.
 
-    `additional_information` of the edge travels with them: the M-RoPE positions of the prompt, the row that
-    follows the last one, and the length of the prompt.
+    `additional_information` of the edge travels with them: the M-RoPE positions of the consumer's prompt, the
+    row that follows the last one, and the length of the prompt.
     """
 
     prompt_length: int
@@ -109,13 +109,10 @@ class RowsPayload(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     """Rows to use after the last one, once the producer has finished: each in turn, the last one forever.
     Sent with a request's first payload; its `first_position` has no meaning."""
     positions_offset: int | None = None
-    """Offset of the M-RoPE positions in the block: int32 `[3, num_positions]`, for the payload's first rows.
-    Rows of text that precede or separate rows with positions have linear ones: they begin above the greatest
-    so far."""
+    """Offset of the M-RoPE positions in the block: float32 `[3, num_positions]`, for the payload's first
+    segments. Behind those of a segment's rows is where text that follows it begins. Other rows of the prompt
+    are text with consecutive positions, from 0 or from there on."""
     num_positions: int = 0
-    position_delta: int = 0
-    """The M-RoPE position of sequence index i after the last row with a position is `i + position_delta` on
-    all axes, once all prompt rows have arrived."""
 
 
 class RowsFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -63,7 +63,8 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     has_low_gpu_priority: bool = False
     """Under NVIDIA's Multi-Process Service: kernels of other stages take precedence."""
     decoding_kernels: bool = True
-    """On a GPU, the linear layers and attention of a decoding step run our kernels, not vLLM's."""
+    """On a GPU, the linear layers and attention of a decoding step run our kernels, not vLLM's, and so do the
+    layers of a code predictor, not torch's."""
     step_throttle: StepThrottleSpec | None = None
     """None: the stage runs its steps as fast as it can."""
     num_predicted: int = 0

@@ -1,7 +1,7 @@
 """The test cases: prompts of every kind, each answered in text and in every voice."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,7 +47,16 @@ class Prompt:
 
     @property
     def has_media(self) -> bool:
-        return any(not isinstance(part, TextPart) for message in self.messages for part in message.content)
+        return any(not isinstance(part, TextPart) for part in self._parts)
+
+    @property
+    def has_track(self) -> bool:
+        """Whether a video has sound."""
+        return any(isinstance(part, VideoPart) and part.audio is not None for part in self._parts)
+
+    @property
+    def _parts(self) -> list[ContentPart]:
+        return [part for message in self.messages for part in message.content]
 
 
 @dataclass(frozen=True)
@@ -63,12 +72,20 @@ class Case:
 
 
 def all_prompts(
-    task_messages: Callable[[Task], tuple[ChatMessage, ...]], *, with_media: bool = True
+    task_messages: Callable[[Task], tuple[ChatMessage, ...]],
+    *,
+    with_media: bool = True,
+    with_tracks: bool = True,
 ) -> tuple[Prompt, ...]:
-    """Returns one prompt of each kind; audio, images and video only if `with_media`. `task_messages` is the
-    family's."""
+    """Returns one prompt of each kind; audio, images and video only if `with_media`, and videos with sound
+    only if `with_tracks` as well. `task_messages` is the family's.
+
+    Videos are sampled at 2 fps, unless their length allows only another rate. At 2 fps, the positions of
+    frames are whole numbers in every model, at other rates in some.
+    """
     sound, picture = rising_tone(1.5, 500), disc_on_tiles(168, 224)
     video = moving_disc(8, 112, 168, fps=2.0)
+    heard = replace(moving_disc(8, 112, 168, fps=1.8), audio=rising_tone(4.2, 300))
     aloud = ReadAloud("Good morning. The train to the coast leaves at a quarter past nine, on platform four.")
     prompts = (
         Prompt("text", _ask("Hello, how are you today?")),
@@ -87,6 +104,20 @@ def all_prompts(
         Prompt("image", _ask(picture, "Describe the picture.")),
         Prompt("video", _ask(video, "What happens in the video?")),
         Prompt("audio and image", _ask("Here is a sound", sound, "and a picture", picture, "Describe both.")),
+        Prompt("video at 1.5 fps", _ask(moving_disc(6, 112, 168, fps=1.5), "What happens in the video?")),
+        Prompt("video with sound at 1.8 fps", _ask(heard, "What happens in the video?")),
+        Prompt(
+            "all media at 1.97 fps",
+            _ask(sound, picture, moving_disc(6, 112, 168, fps=25 * 6 / 76), "What belongs together?"),
+        ),
+        Prompt(
+            "several turns with video at 3 fps",
+            (
+                *_ask(moving_disc(10, 112, 168, fps=3.0), "What happens in the video?"),
+                _say("assistant", "A red disc moves to the right."),
+                *_ask("And what do you see here?", picture),
+            ),
+        ),
         Prompt(
             "long text",
             _ask("Say in your own words what this text tells.\n\n" + 3 * _PARAGRAPH),
@@ -95,7 +126,11 @@ def all_prompts(
         ),
         Prompt("read aloud", task_messages(aloud), text=aloud.text),
     )
-    return tuple(prompt for prompt in prompts if with_media or not prompt.has_media)
+    return tuple(
+        prompt
+        for prompt in prompts
+        if (with_media or not prompt.has_media) and (with_tracks or not prompt.has_track)
+    )
 
 
 def chosen(prompts: Sequence[Prompt], wanted: str | None) -> tuple[Prompt, ...]:

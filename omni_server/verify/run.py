@@ -160,7 +160,11 @@ def _precision(config: StageConfig, model: FamilyModel) -> Precision:
 
 
 def _prompts(model: FamilyModel) -> tuple[Prompt, ...]:
-    return all_prompts(model.task_messages, with_media=model.placeholder_ids is not None)
+    return all_prompts(
+        model.task_messages,
+        with_media=model.placeholder_ids is not None,
+        with_tracks=model.hears_videos,
+    )
 
 
 def _left_out(config: StageConfig, model: FamilyModel, results: Sequence[CaseResult]) -> tuple[str, ...]:

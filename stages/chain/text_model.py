@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from omni_server.checkpoint_files import read_json_object
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.family import Prompt
@@ -49,7 +51,7 @@ class TextModel:
                 conversation, tokenize=False, add_generation_prompt=True
             )
             rendered.encode()
-        except Exception as exc:  # jinja2 errors raised by the template itself, e.g. on an odd order of roles
+        except (TemplateError, UnicodeEncodeError) as exc:  # e.g. on an odd order of roles
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {exc}", param="messages"
             ) from exc

@@ -210,14 +210,9 @@ class DiffusersModel(FamilyModel):
 
 
 def pipeline_class(folder: PipelineFolder) -> Any:
-    """Returns the class of diffusers. Raises `ConfigError` if there is none of this name, or no diffusers."""
-    try:
-        import diffusers
-    except ImportError as error:
-        raise ConfigError(
-            f"{folder.path} is a Diffusers pipeline, and diffusers is not installed ({error}): install "
-            "omni-server[images]"
-        ) from error
+    """Returns the class of diffusers. Raises `ConfigError` if there is none of this name."""
+    import diffusers  # takes seconds
+
     cls = getattr(diffusers, folder.class_name, None)
     if not (isinstance(cls, type) and issubclass(cls, diffusers.DiffusionPipeline)):
         raise ConfigError(

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.platforms import current_platform
-from vllm.platforms.interface import set_assigned_physical_gpu_ids
 from vllm.tasks import SupportedTask
 from vllm.utils.mem_utils import MemorySnapshot
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
@@ -86,11 +85,7 @@ class PipelineWorker:
         self._progress = engine_start.begin(self._runtime)
         if current_platform.is_cpu():
             return
-        assigned = self._vllm_config.parallel_config.assigned_physical_gpu_ids
-        if assigned is not None:
-            set_assigned_physical_gpu_ids(assigned)
-        index = current_platform.logical_device_id_to_visible_device_id(0)
-        self._device = torch.device("cuda", index)
+        self._device = torch.device("cuda", 0)  # the only one that the engine's process sees
         torch.cuda.set_device(self._device)
         self._share = request_memory(MemorySnapshot(device=self._device), self._vllm_config.cache_config)
         enforce_share(self._share, self._device)

@@ -5,6 +5,8 @@ Fixes for transformers 5.19, which otherwise deviates from its authors' model:
   start embeddings to the end of its prompt nor computes M-RoPE positions. A padded batch does both, and so
   does this.
 - `talker.generate` receives `pixel_values` and `pixel_values_videos` and rejects them.
+- Behind its prompt, the talker continues from the greatest position of all; the thinker, and text in any
+  prompt, from the last. They differ behind a heard video of more columns than positions in time.
 - An answer of one token (nothing is left to speak) or of no codes fails on an empty tensor; here it is
   silence.
 """
@@ -31,6 +33,7 @@ from stages.forced_reference import (
     along,
     forced_steps,
     hears_videos,
+    moved,
     one_each,
     prefixed,
     processed,
@@ -92,7 +95,11 @@ class Qwen25OmniReference:
             self._give_noise(model.token2wav.code2wav_dit_model)
 
     def _repair(self, talker: Qwen2_5OmniTalkerForConditionalGeneration) -> None:
-        generate = talker.generate
+        generate, get_rope_index = talker.generate, talker.get_rope_index
+
+        def from_last(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            positions, _ = get_rope_index(*args)
+            return positions, positions[0, :, -1:] + 1 - positions.shape[-1]
 
         def with_mask(
             _: object, args: tuple[object, ...], kwargs: dict[str, Any]
@@ -118,7 +125,7 @@ class Qwen25OmniReference:
             return sequences
 
         talker.register_forward_pre_hook(with_mask, with_kwargs=True)
-        talker.generate = without_pictures
+        talker.generate, talker.get_rope_index = without_pictures, from_last
 
     def _give_noise(self, dit: Qwen2_5OmniToken2WavDiTModel) -> None:
         sample = dit.sample
@@ -181,7 +188,7 @@ class Qwen25OmniReference:
         if job.voice is not None and not any(message.role == "system" for message in messages):
             messages = (_SPEECH_SYSTEM_PROMPT, *messages)
         inputs = processed(self._processor, messages)
-        return inputs.to(self._model.device).to(self._model.thinker.dtype)
+        return moved(inputs, self._model.device, self._model.thinker.dtype)
 
 
 def _ids(value: int | Sequence[int]) -> tuple[int, ...]:

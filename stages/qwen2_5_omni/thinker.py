@@ -1,7 +1,7 @@
 """The thinker as a vLLM model: vLLM's own, but audio is prepared as in the checkpoint's processor, without
 minutes of trailing silence, and attention and rotary embedding are one operator."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing.processor import HFMultiModalInputs
 
 from stages.audio_in_video import (
-    IS_AUDIO,
     Mask,
     VideoWithTrackDummyInputs,
     VideoWithTrackInfo,
@@ -32,6 +31,7 @@ from stages.audio_in_video import (
     VideoWithTrackProcessor,
     has_track,
 )
+from stages.media_positions import MediaPositions, check_talker_positions
 from stages.qwen2_5_omni.rope_attention import use_rope_attention
 
 
@@ -128,31 +128,26 @@ def _pieces(times: npt.NDArray[Any], length: int) -> npt.NDArray[np.int64]:
 @MULTIMODAL_REGISTRY.register_processor(
     ThinkerProcessor, info=ThinkerProcessingInfo, dummy_inputs=ThinkerDummyInputs
 )
-class Qwen2_5OmniThinker(VideoWithTrackModel, Qwen2_5OmniThinkerForConditionalGeneration):
+class Qwen2_5OmniThinker(MediaPositions, VideoWithTrackModel, Qwen2_5OmniThinkerForConditionalGeneration):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        config = vllm_config.model_config.hf_config
+        if config.enable_audio_output:
+            check_talker_positions(config, "position_id_per_seconds", "seconds_per_chunk")
         if isinstance(self.language_model, Qwen2ForCausalLM):  # otherwise an encoder-only engine
             use_rope_attention(self.language_model.model.layers, vllm_config)
 
-    def iter_mm_features(
-        self, mm_features: list[MultiModalFeatureSpec]
-    ) -> Iterator[tuple[int, str, dict[str, Any]]]:
-        """vLLM takes the first token of a video's range for one of its frames, also where audio begins."""
-        for offset, modality, data in super().iter_mm_features(mm_features):
-            yield offset + (IS_AUDIO in data), modality, data
+    def frame_times(self, num_grids: int, seconds_per_grid: torch.Tensor) -> torch.Tensor:
+        """Whole numbers."""
+        return super().frame_times(num_grids, seconds_per_grid).trunc()
 
-    def get_mrope_input_positions(
-        self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
-    ) -> tuple[torch.Tensor, int]:
-        """As in `VideoWithTrackModel`, except that the token which begins a heard video and the one which
-        begins its audio have one position, and so have those that end them.
-
-        Source: `get_rope_index` in transformers 5.19.
-        """
-        positions, _ = super().get_mrope_input_positions(input_tokens, mm_features)
-        for feature in mm_features:
-            if feature.modality == "video" and has_track(feature.data):
-                first = feature.mm_position.offset
-                positions[:, first:] -= 1
-                positions[:, first + feature.mm_position.length :] -= 1
-        return positions, int(positions.max()) + 1 - len(input_tokens)
+    def place(self, feature: MultiModalFeatureSpec, positions: torch.Tensor) -> None:
+        """The token which begins a heard video and the one which begins its audio have one position, and so
+        have those that end them."""
+        is_heard = feature.data is not None and has_track(feature.data)
+        first = feature.mm_position.offset
+        if is_heard:
+            positions[:, first:] -= 1
+        super().place(feature, positions)
+        if is_heard:
+            positions[:, first + feature.mm_position.length :] -= 1

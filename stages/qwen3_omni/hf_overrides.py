@@ -25,8 +25,6 @@ def talker_config(config: PreTrainedConfig) -> PreTrainedConfig:
     talker = config.talker_config
     stage: PreTrainedConfig = talker.text_config
     stage.architectures = [TALKER]
-    # The reference interleaves the axes whatever the config says, and the published config does not say so.
-    stage.rope_parameters["mrope_interleaved"] = True
     stage.tie_word_embeddings = False
     stage.code_predictor_config = talker.code_predictor_config
     stage.codec_eos_token_id = talker.codec_eos_token_id

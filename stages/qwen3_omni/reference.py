@@ -27,6 +27,7 @@ from stages.forced_reference import (
     along,
     forced_steps,
     hears_videos,
+    moved,
     one_each,
     prefixed,
     processed,
@@ -54,8 +55,9 @@ class Qwen3OmniReference:
     @torch.inference_mode()
     def answer(self, job: ReferenceJob) -> ReferenceAnswer:
         """Raises what transformers raises."""
-        inputs = processed(self._processor, job.messages)
-        inputs = inputs.to(self._model.device).to(self._model.thinker.dtype)
+        inputs = moved(
+            processed(self._processor, job.messages), self._model.device, self._model.thinker.dtype
+        )
         given_ids = None
         if job.given_text is not None:
             tokenized = self._processor.tokenizer(job.given_text, add_special_tokens=False)

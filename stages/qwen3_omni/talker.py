@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from vllm.compilation.decorators import support_torch_compile
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorConfig,
+)
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -19,8 +21,15 @@ from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM, Qwen3MoeMo
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
-from stages.qwen3_omni.code_predictor import CODE_SAMPLING, CodePredictor
-from stages.runtime.code_sampling import Choose
+from omni_server.protocol.runtime_config import StageRuntimeConfig
+from stages.qwen3_omni.step_rotary import use_step_rotary
+from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
+from stages.runtime.code_sampling import Choose, CodeSampling
+
+CODE_SAMPLING = CodeSampling(temperature=1.0, top_k=50, top_p=0.8)
+"""Unless the stage config says otherwise. Literals in
+`Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation`; the temperature is the default of
+`generate`."""
 
 NUM_CONTROL_IDS = 1024
 """Ids at the end of the talker's vocabulary that the reference suppresses, except the end of speech
@@ -40,18 +49,6 @@ _CHECKPOINT = WeightsMapper(
     }
 )
 _ROWS_PER_CHUNK = 4096
-
-
-@support_torch_compile(
-    dynamic_arg_dims={
-        "input_ids": {0: "b"},
-        "positions": {-1: "b"},  # [3, num_tokens]
-        "intermediate_tensors": {0: "b"},
-        "inputs_embeds": {0: "b"},
-    }
-)
-class TalkerModel(Qwen3MoeModel):
-    """vLLM's decoder, compiled for M-RoPE positions."""
 
 
 class TextProjection(nn.Module):
@@ -85,6 +82,24 @@ class TextRows(nn.Module):
         return table
 
 
+def predictor_sizes(config: Qwen3OmniMoeTalkerCodePredictorConfig) -> CodePredictorSizes:
+    """Raises `ValueError` for biases in the attention, which no published model has."""
+    if config.attention_bias:
+        raise ValueError("a code predictor with attention_bias is not supported")
+    return CodePredictorSizes(
+        num_predicted=config.num_code_groups - 1,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_theta=config.rope_parameters["rope_theta"],
+    )
+
+
 class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, SupportsMRoPE):
     """`inputs_embeds` `[num_tokens, hidden_size]`: codec embeddings of all codebooks, overlaid with rows of
     text. Implements `stages.runtime.frame_predictor.FramePredictor`."""
@@ -100,7 +115,8 @@ class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Suppor
         quant_config = vllm_config.quant_config
         self.config = config
         self.quant_config = quant_config
-        self.model = TalkerModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        self.model = Qwen3MoeModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        self._rotary = use_step_rotary(self.model, vllm_config.scheduler_config.max_num_batched_tokens)
         self.lm_head = ParallelLMHead(
             config.vocab_size,
             config.hidden_size,
@@ -109,8 +125,11 @@ class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Suppor
         )
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        runtime = vllm_config.additional_config
         self.code_predictor = CodePredictor(
-            config.code_predictor_config, vllm_config.scheduler_config.max_num_seqs
+            predictor_sizes(config.code_predictor_config),
+            vllm_config.scheduler_config.max_num_seqs,
+            use_kernels=isinstance(runtime, StageRuntimeConfig) and runtime.decoding_kernels,
         )
         self.num_predicted = self.code_predictor.num_predicted
         self.text_rows: TextRows | None = TextRows(
@@ -131,8 +150,9 @@ class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Suppor
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor | IntermediateTensors:
-        """Hidden states `[num_tokens, hidden_size]`; `positions` is `[3, num_tokens]`."""
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
+        """Hidden states `[num_tokens, hidden_size]`; `positions` is `[3, num_tokens]`, packed."""
+        rows = self._rotary.begin_step(positions)
+        return self.model(input_ids, rows, intermediate_tensors, inputs_embeds)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Returns `[num_requests, vocab_size]`, or None on ranks without logits."""
@@ -169,4 +189,6 @@ class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Suppor
         return not name.startswith(("talker.", _THINKER_TABLE))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return AutoWeightsLoader(self).load_weights(weights, mapper=_CHECKPOINT)
+        loaded = AutoWeightsLoader(self).load_weights(weights, mapper=_CHECKPOINT)
+        self.code_predictor.check_loaded()
+        return loaded

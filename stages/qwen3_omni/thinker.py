@@ -27,6 +27,7 @@ from vllm.model_executor.models.utils import WeightsMapper
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing.processor import HFMultiModalInputs
+from vllm.sequence import IntermediateTensors
 
 from stages.audio_in_video import (
     Mask,
@@ -35,6 +36,8 @@ from stages.audio_in_video import (
     VideoWithTrackModel,
     VideoWithTrackProcessor,
 )
+from stages.media_positions import MediaPositions, check_talker_positions
+from stages.qwen3_omni.step_rotary import use_step_rotary
 
 MAX_AUDIO_S = 300
 """Longest audio for which the encoder cache has room: `n_samples` in the published preprocessor_config.json.
@@ -170,7 +173,7 @@ class HiddenProjection(nn.Module):
 @MULTIMODAL_REGISTRY.register_processor(
     ThinkerProcessor, info=ThinkerProcessingInfo, dummy_inputs=ThinkerDummyInputs
 )
-class Qwen3OmniThinker(VideoWithTrackModel, Qwen3OmniMoeThinkerForConditionalGeneration):
+class Qwen3OmniThinker(MediaPositions, VideoWithTrackModel, Qwen3OmniMoeThinkerForConditionalGeneration):
     # The more special prefix comes first.
     hf_to_vllm_mapper = (
         WeightsMapper(orig_to_new_prefix={"talker.hidden_projection.": "talker_hidden_projection."})
@@ -185,7 +188,11 @@ class Qwen3OmniThinker(VideoWithTrackModel, Qwen3OmniMoeThinkerForConditionalGen
         self.talker_hidden_projection: HiddenProjection | None = None
         """None if the checkpoint has no talker."""
         if config.enable_audio_output:
+            check_talker_positions(config, "position_id_per_seconds")
             self.talker_hidden_projection = HiddenProjection(config.talker_config)
+        self._rotary = use_step_rotary(
+            self.language_model, vllm_config.scheduler_config.max_num_batched_tokens
+        )
 
     def embed_input_ids(
         self,
@@ -201,6 +208,21 @@ class Qwen3OmniThinker(VideoWithTrackModel, Qwen3OmniMoeThinkerForConditionalGen
             input_ids, multimodal_embeddings, is_multimodal=is_multimodal
         )
         return embeds
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **kwargs: object,
+    ) -> torch.Tensor | IntermediateTensors:
+        """Hidden states `[num_tokens, hidden_size]`; `positions` is `[3, num_tokens]`, packed."""
+        rows = self._rotary.begin_step(positions)
+        hidden: torch.Tensor | IntermediateTensors = super().forward(
+            input_ids, rows, intermediate_tensors, inputs_embeds, **kwargs
+        )
+        return hidden
 
     def _process_audio_input(self, audio_input: Qwen2_5OmniAudioFeatureInputs) -> tuple[torch.Tensor, ...]:
         """Encodes audio shorter than one convolution's input, which is 1 s, by itself.

@@ -19,7 +19,8 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, M
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, RowsRequest, decode_request
 from stages.runtime.embeddings_in import HasRowTable, RowOverlay
-from stages.runtime.embeddings_out import PendingRows, RowEmitter, last_sent
+from stages.runtime.embeddings_out import PendingRows, RowEmitter, consumer_prompt, last_sent
+from stages.runtime.fractional_positions import unpacked
 from stages.runtime.frame_predictor import CodeHistory, PendingCodes, frame_predictor
 from stages.runtime.row_producer import RowProducer
 from stages.runtime.stage_step import (
@@ -89,6 +90,22 @@ class RowRunnerMixin(VllmRunner):
                 raise TypeError(f"{type(model).__name__} has no table of rows for text ids")
             self.row_overlay.use_table(model.row_table())
 
+    @torch.inference_mode()
+    def warm_up_predictor(self) -> None:
+        """Compiles the kernels of the predicted codes, whether or not CUDA graphs are recorded later."""
+        if self.code_history is not None:
+            self.code_history.warm_up(self._zero_hidden())
+
+    def _zero_hidden(self) -> torch.Tensor:
+        """As the hidden states that the most tokens of a step are sampled from: `[max_num_seqs, width]`."""
+        config = self.vllm_config.model_config
+        return torch.zeros(
+            self.vllm_config.scheduler_config.max_num_seqs,
+            config.get_hidden_size(),
+            dtype=config.dtype,
+            device=self.device,
+        )
+
     def _use_hidden_layer(self, producer: RowProducer) -> None:
         """Lets the model return the hidden state that the producer needs, as it does for EAGLE 3."""
         if producer.hidden_layer is None:
@@ -135,8 +152,10 @@ class RowRunnerMixin(VllmRunner):
                 token_ids = list(request.prompt_token_ids or ())
                 positions = None
                 if self.vllm_config.model_config.uses_mrope:
-                    # vLLM also computes these, but V2 keeps them on the device only.
-                    positions = self.get_model().get_mrope_input_positions(token_ids, request.mm_features)
+                    length, media = consumer_prompt(len(token_ids), request.mm_features, rows_output.spans)
+                    # One more is where text that follows begins. Tokens of text are all alike here.
+                    in_model = self.get_model().get_mrope_input_positions([0] * (length + 1), media)
+                    positions = unpacked(in_model[0])
                 modalities = {feature.modality for feature in request.mm_features}
                 self.row_emitter.add(request.req_id, rows_output, token_ids, modalities, positions)
 

@@ -36,6 +36,8 @@ class ARModelRunnerV1Mixin(RowRunnerMixin):
             super()._init_mrope_positions(req_state)
         else:
             req_state.mrope_positions, req_state.mrope_position_delta = given
+        # vLLM adds indices of int32 to it.
+        req_state.mrope_position_delta = np.int64(req_state.mrope_position_delta)
 
     # -- one step
 

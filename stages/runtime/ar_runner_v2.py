@@ -16,6 +16,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor, UvaBackedTensor
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
@@ -54,6 +55,11 @@ class RowModelStateMixin(DefaultModelState):
     ) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
         self._runner = runner
+        if (rope := self.rope_state) is not None:
+            # vLLM's are int32, and packed positions need more.
+            size = (rope.max_num_reqs * rope.num_dims, rope.max_model_len)
+            rope.prefill_positions = StagedWriteTensor(size, torch.int64, device, uva_instead_of_gpu=True)
+            rope.prefill_delta = UvaBackedTensor(rope.max_num_reqs, torch.int64)
         self.fast_path: DecodeFastPath | None = None
         """Prepares decode steps in the runner's place. Created with its caches."""
         # M-RoPE positions `[3, num_tokens]` and delta by request index, to be written with the other staged
@@ -77,7 +83,7 @@ class RowModelStateMixin(DefaultModelState):
         for req_index, (positions, delta) in self._given_positions:
             assert self.rope_state is not None
             # Must follow vLLM's own write for this request: writes staged together have no order.
-            on_device = async_tensor_h2d(positions, self.device, torch.int32)
+            on_device = async_tensor_h2d(positions, self.device, torch.int64)
             self.rope_state.update_prefill_positions(req_index, on_device, delta)
         self._given_positions.clear()
 
@@ -200,17 +206,11 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
 
     def record_predictor(self) -> None:
         """From now on, predicted codes come from CUDA graphs. Called again, it keeps them."""
-        history, config = self.code_history, self.vllm_config
+        history = self.code_history
         if history is None or isinstance(history.predict_codes, PredictorGraphs):
             return
-        hidden = torch.zeros(
-            config.scheduler_config.max_num_seqs,
-            config.model_config.get_hidden_size(),
-            dtype=config.model_config.dtype,
-            device=self.device,
-        )
         with cuda_graph_recorder(self.device) as record:
-            history.predict_codes = PredictorGraphs(self.get_model(), hidden, record)
+            history.predict_codes = PredictorGraphs(self.get_model(), self._zero_hidden(), record)
 
     # -- request lifecycle
 

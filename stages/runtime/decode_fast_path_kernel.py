@@ -82,7 +82,7 @@ _launch = CachedLaunch(_advance)
 def advance(tensors: StepTensors, states: torch.Tensor, rope_delta: torch.Tensor, rows: torch.Tensor) -> None:
     """Write the inputs of a step that computes the next token of each request of the previous step.
 
-    `states` `[n]` (int64): the requests' states. `rope_delta` `[S]` (int32): M-RoPE position minus index.
+    `states` `[n]` (int64): the requests' states. `rope_delta` `[S]` (int64): M-RoPE position minus index.
     `rows` `[n, width]`: added to the token embeddings, in their dtype. Existing entries of `step_blocks` are
     kept.
     """

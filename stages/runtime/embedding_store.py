@@ -38,8 +38,8 @@ class StoredRows:
     tail: list[Row] = field(default_factory=list)
     is_final: bool = False
     positions: list[tuple[int, torch.Tensor]] = field(default_factory=list)
-    """M-RoPE positions `[3, n]` of the n rows from an index on, in order."""
-    position_delta: int = 0
+    """M-RoPE positions of the rows from an index on, and that of text that follows them: float32 `[3, n + 1]`
+    for n rows, in order."""
 
     def row(self, position: int) -> Row:
         """`at` for one position."""
@@ -60,24 +60,16 @@ class StoredRows:
             found += [self.tail[min(index, len(self.tail) - 1)] for index in behind]
         return found
 
-    def sequence_positions(self, num_positions: int) -> tuple[torch.Tensor, int] | None:
-        """M-RoPE positions `[3, num_positions]` and delta of this stage's prompt, or None if none were sent.
-
-        Rows without positions are text: they begin above the greatest position so far. After the last row
-        with one, positions continue as `index + delta`.
-        """
+    def prompt_positions(self, prompt_length: int) -> torch.Tensor | None:
+        """M-RoPE positions of this stage's prompt, float32 `[3, prompt_length]`, or None if none were sent."""
         if not self.positions:
             return None
-        parts: list[torch.Tensor] = []
-        length = next_position = 0
+        positions = torch.arange(prompt_length, dtype=torch.float32).repeat(3, 1)
         for first, given in self.positions:
-            between = torch.arange(first - length) + next_position
-            parts += [between.expand(3, -1), given]
-            length = first + given.shape[1]
-            next_position = max(next_position + len(between), int(given.max()) + 1)
-        behind = torch.arange(length, max(num_positions, length)) + self.position_delta
-        parts.append(behind.expand(3, -1))
-        return torch.cat(parts, 1)[:, :num_positions], self.position_delta
+            behind = first + given.shape[1] - 1
+            positions[:, first:behind] = given[:, :-1]
+            positions[:, behind:] = torch.arange(prompt_length - behind) + given[:, -1:]
+        return positions
 
 
 class RowStore:
@@ -162,9 +154,8 @@ class RowStore:
         if payload is not None:
             self._check_format(payload)
             if payload.positions_offset is not None and payload.num_positions:
-                flat = np.frombuffer(block, np.int32, 3 * payload.num_positions, payload.positions_offset)
-                positions = torch.from_numpy(flat.reshape(3, -1).astype(np.int64))
-                request.position_delta = payload.position_delta
+                flat = np.frombuffer(block, np.float32, 3 * payload.num_positions, payload.positions_offset)
+                positions = torch.from_numpy(flat.reshape(3, -1).copy())
             if payload.tail is not None and not request.tail:
                 request.tail = self._copied(payload, payload.tail, block)
         if feed.tail_ids and not request.tail:
@@ -179,7 +170,7 @@ class RowStore:
             assert payload is not None
             request.rows += self._copied(payload, segment, block)
             if positions is not None and num_located < positions.shape[1]:
-                located = positions[:, num_located : num_located + segment.num_rows]
+                located = positions[:, num_located : num_located + segment.num_rows + 1]
                 request.positions.append((first, located))
                 num_located += located.shape[1]
 

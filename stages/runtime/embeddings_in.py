@@ -18,6 +18,7 @@ from omni_server.protocol.rows import AddressedFeed, RowsFeed
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.embedding_store import MissingRowError, Row, RowStore
+from stages.runtime.fractional_positions import with_delta
 from stages.runtime.stage_step import StepBatch, open_queues
 
 # -- the scheduler's half
@@ -164,9 +165,10 @@ class RowOverlay(RowStore):
         self._findings.pop(request_id, None)
 
     def prompt_positions(self, request_id: str, prompt_length: int) -> tuple[torch.Tensor, int] | None:
-        """M-RoPE positions `[3, prompt_length]` and delta sent with the rows, or None."""
+        """Packed M-RoPE positions `[3, prompt_length]` and delta sent with the rows, or None."""
         request = self.get(request_id)
-        return None if request is None else request.sequence_positions(prompt_length)
+        positions = None if request is None else request.prompt_positions(prompt_length)
+        return None if positions is None else with_delta(positions)
 
     def apply(self, embeds: torch.Tensor, batch: StepBatch) -> None:
         """Overlay in place. `embeds` `[>= num_tokens, width]` is the buffer that the model reads."""

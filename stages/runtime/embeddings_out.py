@@ -3,12 +3,13 @@
 import logging
 import math
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from omni_server.protocol.corruption import Corruption
@@ -35,10 +36,10 @@ class _Source:
 
     prompt_length: int
     prompt_mask: npt.NDArray[np.bool_] | None
-    prompt_positions: tuple[torch.Tensor, int] | None
+    positions: torch.Tensor | None
+    """M-RoPE positions of the consumer's prompt and of text behind it, float32 `[3, n]`."""
     boundary: torch.Tensor
     spans: tuple[SourceSpan, ...] | None
-    """If set, `prompt_positions` are those of the consumer's prompt."""
     last_sent: float
     """No row is sent from this position on."""
     next_position: int = 0
@@ -138,11 +139,8 @@ class _SlabLayout:
                 first + in_prompt + len(boundary), count - in_prompt, offset + in_prompt * row_bytes
             )
             segments.append(behind)
-        positions_offset, delta = None, 0
-        if source.prompt_positions is not None and first < prompt_length:
-            positions, delta = source.prompt_positions
-            of_part = positions[:, first : first + in_prompt].to(torch.int32)
-            positions_offset = self._put(of_part) + extras_shift
+        located = [slice(first, first + in_prompt + 1)] if in_prompt else []
+        positions_offset, num_positions = self._put_positions(source, located, extras_shift)
         tail = None
         if first == 0:
             tail = Segment(0, len(self._tail), self._put(self._tail.to(self._dtype)) + extras_shift)
@@ -155,8 +153,7 @@ class _SlabLayout:
             segments=tuple(segments),
             tail=tail,
             positions_offset=positions_offset,
-            num_positions=in_prompt if positions_offset is not None else 0,
-            position_delta=delta,
+            num_positions=num_positions,
         )
 
     def _spans(
@@ -167,11 +164,8 @@ class _SlabLayout:
         for run in part.runs:
             segments.append(Segment(run.target_first, run.count, offset))
             offset += run.count * row_bytes
-        positions_offset, delta = None, 0
-        if part.source.prompt_positions is not None:
-            positions, delta = part.source.prompt_positions
-            of_runs = [positions[:, run.target_first : run.target_first + run.count] for run in part.runs]
-            positions_offset = self._put(torch.cat(of_runs, 1).to(torch.int32)) + extras_shift
+        located = [slice(run.target_first, run.target_first + run.count + 1) for run in part.runs]
+        positions_offset, num_positions = self._put_positions(part.source, located, extras_shift)
         return RowsPayload(
             prompt_length=part.source.prompt_length,
             num_generated_rows=0,
@@ -180,9 +174,17 @@ class _SlabLayout:
             block=block,
             segments=tuple(segments),
             positions_offset=positions_offset,
-            num_positions=part.count if positions_offset is not None else 0,
-            position_delta=delta,
+            num_positions=num_positions,
         )
+
+    def _put_positions(
+        self, source: _Source, located: list[slice], extras_shift: int
+    ) -> tuple[int | None, int]:
+        """Offset and number of the positions of segments, each with that of what follows it."""
+        if source.positions is None or not located:
+            return None, 0
+        positions = torch.cat([source.positions[:, segment] for segment in located], 1)
+        return self._put(positions) + extras_shift, positions.shape[1]
 
     def _put(self, extra: torch.Tensor) -> int:
         offset = self.num_bytes
@@ -260,16 +262,14 @@ class RowEmitter:
         output: RowsOutput,
         prompt_token_ids: list[int],
         modalities: Set[str],
-        prompt_positions: tuple[torch.Tensor, int] | None,
+        positions: torch.Tensor | None,
     ) -> None:
-        """`prompt_positions`: M-RoPE positions `[3, len(prompt_token_ids)]` and delta; None without
-        M-RoPE."""
-        if output.spans is not None and prompt_positions is not None:
-            prompt_positions = target_positions(prompt_positions[0], output.spans)
+        """`positions`: M-RoPE positions of the part of the consumer's prompt that comes from here (see
+        `consumer_prompt`), and of text behind it, float32 `[3, n + 1]`; None without M-RoPE."""
         self._sources[request_id] = _Source(
             len(prompt_token_ids) - output.num_reply,
             self._producer.prompt_mask(prompt_token_ids, modalities),
-            prompt_positions,
+            positions,
             self._producer.boundary_rows(output.voice),
             output.spans,
             last_sent(output),
@@ -372,29 +372,21 @@ def last_sent(output: RowsOutput) -> float:
     return max((span.source_first + span.count for span in output.spans if span.has_rows), default=0)
 
 
-def target_positions(positions: torch.Tensor, spans: Sequence[SourceSpan]) -> tuple[torch.Tensor, int]:
-    """The M-RoPE positions `[3, n]` of the consumer's prompt up to the end of the last span, and the delta
-    behind it. `positions` `[3, prompt]` are those of the producer's prompt.
-
-    Source: `get_rope_index` in transformers, which the reference calls with the consumer's own prompt. Spans
-    that follow each other without a gap in the producer's prompt keep their positions relative to each other.
-    Each such run, and the positions between two runs, begin above the greatest position so far.
-    """
-    parts: list[torch.Tensor] = []
-    length = next_position = 0
-    source_end, shift = -1, torch.zeros(())
-    for span in spans:
-        if span.target_first > length:
-            parts.append((torch.arange(span.target_first - length) + next_position).expand(3, -1))
-            next_position += span.target_first - length
-            source_end = -1
-        of_span = positions[:, span.source_first : span.source_first + span.count]
-        if span.source_first != source_end:
-            shift = next_position - of_span[:, :1]
-        parts.append(of_span + shift)
-        length, source_end = span.target_first + span.count, span.source_first + span.count
-        next_position = max(next_position, int(parts[-1].max()) + 1)
-    return torch.cat(parts, 1), next_position - length
+def consumer_prompt(
+    length: int, features: Sequence[MultiModalFeatureSpec], spans: Sequence[SourceSpan] | None
+) -> tuple[int, list[MultiModalFeatureSpec]]:
+    """The length of what a consumer's prompt has of the producer's, which has `length` tokens, and the media
+    in it at their places there. Without `spans`, it has all."""
+    if spans is None:
+        return length, list(features)
+    moved = []
+    for feature in features:
+        place = feature.mm_position
+        for span in spans:
+            index = place.offset - span.source_first
+            if 0 <= index < span.count:
+                moved.append(replace(feature, mm_position=replace(place, offset=span.target_first + index)))
+    return max((span.target_first + span.count for span in spans), default=0), moved
 
 
 def _pin(queue: SlabQueue) -> None:

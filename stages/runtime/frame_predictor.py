@@ -76,12 +76,17 @@ def predicted_codes(
     return codes.masked_fill(choose.is_broken[:, None], NO_CODE)
 
 
+def batch_sizes(max_num_seqs: int) -> list[int]:
+    """Powers of two, and the largest batch: a step takes as long as reading the weights, so the rows that are
+    added to a batch cost little. For the same reason, kernels differ only between these sizes."""
+    return [*(1 << power for power in range((max_num_seqs - 1).bit_length())), max_num_seqs]
+
+
 # -- history
 
 
 @dataclass(frozen=True)
 class _Request:
-    slot: int
     prompt_length: int
     seed: int
     is_greedy: bool
@@ -131,8 +136,8 @@ class CodeHistory:
     samples for every request of a step, but drops the sample if the prompt, or what is computed again after a
     preemption, continues in the next step.
 
-    There is memory for as many requests as run at once. It grows if more are known, because some of them were
-    preempted.
+    The device has slots for as many requests as run at once. If more are known, because some of them were
+    preempted, a request that is not in the step moves to host memory, until it runs again.
     """
 
     def __init__(
@@ -142,6 +147,9 @@ class CodeHistory:
         self.predict_codes: PredictCodes = partial(predicted_codes, predictor)
         """Replaced by `stages.runtime.predictor_graphs.PredictorGraphs` where graphs are recorded."""
         self._requests: dict[str, _Request] = {}
+        self._slots: dict[str, int] = {}
+        self._in_host_memory: dict[str, torch.Tensor] = {}
+        """Codes of the generated positions, of requests that have lost their slots."""
         self._free = list(range(max_num_seqs, 0, -1))
         # Slot 0 takes what nobody reads. A token sampled at the last position has the index max_model_len.
         self._codes = torch.zeros(
@@ -153,25 +161,40 @@ class CodeHistory:
         return len(self._requests)
 
     def add(self, request_id: str, prompt_length: int, params: SamplingParams) -> None:
-        if not self._free:
-            num_slots = len(self._codes)
-            self._codes = torch.cat([self._codes, torch.zeros_like(self._codes[1:])])
-            self._free = list(range(len(self._codes) - 1, num_slots - 1, -1))
         self._requests[request_id] = _Request(
-            self._free.pop(),
             prompt_length,
             _seed_of(request_id) if params.seed is None else params.seed,
             params.temperature == 0,
         )
 
     def remove(self, request_id: str) -> None:
-        request = self._requests.pop(request_id, None)
-        if request is not None:
-            self._free.append(request.slot)
+        self._requests.pop(request_id, None)
+        self._in_host_memory.pop(request_id, None)
+        slot = self._slots.pop(request_id, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def _assign_slots(self, batch: StepBatch) -> None:
+        """Gives each request of the step a slot."""
+        known = [request_id for request_id in batch.request_ids if request_id in self._requests]
+        for request_id in [request_id for request_id in known if request_id not in self._slots]:
+            if not self._free:
+                other = next(other for other in self._slots if other not in known)
+                self._in_host_memory[other] = self._generated(other).to("cpu", copy=True)
+                self._free.append(self._slots.pop(other))
+            self._slots[request_id] = self._free.pop()
+            codes = self._in_host_memory.pop(request_id, None)
+            if codes is not None:
+                self._generated(request_id).copy_(codes)
+
+    def _generated(self, request_id: str) -> torch.Tensor:
+        """Its codes on the device."""
+        return self._codes[self._slots[request_id], self._requests[request_id].prompt_length :]
 
     def add_embeddings(self, embeds: torch.Tensor, batch: StepBatch) -> None:
         """Adds the codes' embeddings to the token embeddings at generated positions, in place. `embeds`
         `[>= num_tokens, width]` is the buffer that the model reads."""
+        self._assign_slots(batch)
         indices: list[int] = []  # in the flat batch
         slots: list[int] = []
         positions: list[int] = []
@@ -181,7 +204,7 @@ class CodeHistory:
                 continue
             generated = range(max(first, request.prompt_length), first + count)
             indices += range(offset + generated.start - first, offset + count)
-            slots += [request.slot] * len(generated)
+            slots += [self._slots[request_id]] * len(generated)
             positions += generated
         if not indices:
             return
@@ -202,11 +225,12 @@ class CodeHistory:
         `sampled` `[n]` and `hidden` `[n, width]`, which they were sampled from, are on the device; `is_kept`
         `[n]` says which samples become tokens.
         """
+        self._assign_slots(batch)
         requests = [self._requests.get(request_id) for request_id in batch.request_ids]
         is_kept = is_kept & np.array([request is not None for request in requests], bool)
         slots = [
-            request.slot if request is not None and kept else 0
-            for request, kept in zip(requests, is_kept, strict=True)
+            self._slots[request_id] if kept else 0
+            for request_id, kept in zip(batch.request_ids, is_kept, strict=True)
         ]
         positions = batch.first_positions + batch.num_tokens
         is_greedy = [request is None or request.is_greedy for request in requests]
@@ -218,6 +242,15 @@ class CodeHistory:
         # The request ends, but its next step may have been scheduled already, and looks them up.
         self._codes[of_slot, at] = codes.clamp(min=0)
         self._pending = PendingCodes(batch.request_ids, codes, is_kept)
+
+    def warm_up(self, hidden: torch.Tensor) -> None:
+        """Predicts codes that nobody reads, so that all kernels are compiled before the first request.
+        `hidden` `[max_num_seqs, width]`: zeros in the type and on the device of the hidden states."""
+        for size in batch_sizes(len(hidden)):
+            batch = StepBatch([""] * size, *np.zeros((3, size), np.int64))
+            sampled = hidden.new_zeros(size, dtype=torch.int64)
+            self.predict(hidden[:size], sampled, batch, np.zeros(size, np.bool_))
+        self.take()
 
     def take(self) -> PendingCodes | None:
         """The codes of the last `predict`, once."""

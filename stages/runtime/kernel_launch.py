@@ -27,7 +27,7 @@ class CachedLaunch:
 
     def __init__(self, kernel: Any) -> None:
         """`kernel`: a function decorated with `triton.jit`."""
-        self._kernel = kernel
+        self.kernel = kernel
         self._compiled: dict[Hashable, Any] = {}
 
     def __call__(self, grid: tuple[int, int, int], *args: torch.Tensor | float, **options: int) -> None:
@@ -42,6 +42,6 @@ class CachedLaunch:
         if compiled is not None:
             compiled[grid](*args)
             return
-        compiled = self._kernel[grid](*args, **options)
+        compiled = self.kernel[grid](*args, **options)
         if compiled is not None:  # None in Triton's interpreter
             self._compiled[key] = compiled

@@ -16,16 +16,10 @@ import torch
 from vllm.distributed.parallel_state import graph_capture
 
 from stages.runtime.code_sampling import Draws
-from stages.runtime.frame_predictor import FramePredictor, predicted_codes
+from stages.runtime.frame_predictor import FramePredictor, batch_sizes, predicted_codes
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 """Takes a function that reads and writes tensors at fixed addresses, and returns one that repeats its work."""
-
-
-def batch_sizes(max_num_seqs: int) -> list[int]:
-    """Powers of two, and the largest batch: a step takes as long as reading the weights, so the rows that are
-    added to a batch cost little."""
-    return [*(1 << power for power in range((max_num_seqs - 1).bit_length())), max_num_seqs]
 
 
 class PredictorGraphs:

@@ -209,12 +209,13 @@ class ARWorker(ThrottledWorkerMixin, StageWorkerMixin, _Base):
             self.runner_mixin = ARModelRunnerV1Mixin
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Compiles the kernels of a mixture of experts for steps of many tokens, too. Without that, each
-        kernel is compiled when a step first has such a number of tokens, which delays all requests by a
-        second or two."""
+        """Compiles the kernels of a mixture of experts for steps of many tokens, and those of predicted
+        codes, too. Without that, each kernel is compiled when a step first needs it, which delays all
+        requests by a second or two."""
         if self.vllm_config.model_config.is_moe and not current_platform.is_cpu():
             for num_tokens in expert_warm_up_sizes(self.vllm_config.scheduler_config.max_num_batched_tokens):
                 self.model_runner._dummy_run(num_tokens)
+        self.model_runner.warm_up_predictor()
         return super().compile_or_warm_up_model()
 
     def num_row_requests(self) -> int:

@@ -43,10 +43,12 @@ def test_text_and_audio_are_there_before_the_answer_is_complete(
     assert page.sounds() == []
     page.wait("/^First text [0-9.]+ s$/.test(document.querySelector('.first-text').textContent)")
     assert page.texts(".first-audio") == []
+    page.wait("/^Preparing speech, [1-9] s$/.test(document.querySelector('.preparing').textContent)")
 
     server.set(sound)
     page.wait("window.scheduledSounds.length > 0")
     page.wait("/^First audio [0-9.]+ s$/.test(document.querySelector('.first-audio').textContent)")
+    assert page.texts(".preparing") == []
     assert page.texts(".total") == []
 
     server.set(rest)

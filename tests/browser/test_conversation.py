@@ -64,13 +64,12 @@ def test_user_talks_interrupts_and_stops_and_sees_what_happens(page: WebPage, se
     assert page.texts("#talk-state") == ["Ready"]
     page.click("#talk-toggle")
     # Nobody touches the page: the answer begins when the user pauses, and ends when the user speaks again.
-    page.wait("document.querySelectorAll('.talk-turn.user').length === 2")
-    page.wait("document.querySelectorAll('.talk-turn.assistant').length === 2")
+    page.wait("document.querySelectorAll('.talk-turn.user').length >= 2")
+    page.wait("document.querySelectorAll('.talk-turn.assistant').length >= 2")
     wanted = ["Connecting", "Listening", "You are speaking", "Thinking", "Speaking", "You are speaking"]
     assert page.js("window.states")[: len(wanted)] == wanted
     assert page.js("window.stoppedSounds") > 0
-    first, _ = page.texts(".talk-turn.assistant .text")
-    assert first == "I could go on."
+    assert page.texts(".talk-turn.assistant .text")[0] == "I could go on."
     assert page.texts(".talk-turn.assistant .note")[0] == "Interrupted"
 
     page.click("#talk-toggle")

@@ -61,6 +61,25 @@ def test_links_lead_to_pages_of_this_server(page: WebPage) -> None:
     assert page.console() == []
 
 
+def test_an_empty_chat_begins_with_its_microphone(browser: Browser, server: ScriptedServer) -> None:
+    examples = tuple(f"Here is example {number}." for number in range(8))
+    server.generator.model_info = replace(MODEL, about=AboutModel(f"{ABOUT.notice} " * 3, examples))
+    page = browser.open(server.url)
+    for width, height in ((360, 640), (390, 664), (390, 844), (844, 390), (1280, 600), (1920, 1080)):
+        browser.emulate(width, height)
+        browser.driver.refresh()
+        page.wait_ready()
+        shown = "document.querySelector('#chat-scroll').getBoundingClientRect()"
+        boxes = page.js(
+            """['#big-mic', '#welcome h2'].map(name => document.querySelector(name))
+               .filter(e => e.checkVisibility()).map(e => e.getBoundingClientRect()).map(b => [b.top, b.bottom])"""
+        )
+        assert len(boxes) == (1 if height == 390 else 2)
+        assert all(page.js(f"{shown}.top") <= top for top, _ in boxes)
+        assert all(bottom <= page.js(f"{shown}.bottom") for _, bottom in boxes)
+        assert page.js("document.querySelector('#tabs').offsetHeight") < 50  # one line
+
+
 def test_every_tab_fits_every_screen(browser: Browser, server: ScriptedServer) -> None:
     server.generator.model_info = replace(VERSATILE_MODEL, about=ABOUT)
     page = browser.open(server.url)

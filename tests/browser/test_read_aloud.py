@@ -44,6 +44,15 @@ def test_text_is_heard_and_can_be_downloaded(page: WebPage, server: ScriptedServ
     assert np.abs(samples - SAMPLES).max() <= 1.5 / 32768
 
 
+def test_text_that_the_server_would_refuse_for_its_length_cannot_be_sent(page: WebPage) -> None:
+    page.js(
+        "(text => { text.value = '\\u{1F600}'.repeat(4097); text.dispatchEvent(new Event('input')); })"
+        "(document.querySelector('#read-text'))"
+    )
+    assert page.text("#read-count") == "4097 of 4096 characters: too long"
+    assert not page.find("#read-start").is_enabled()
+
+
 def test_voice_speed_and_format_reach_the_request_and_survive_a_reload(page: WebPage) -> None:
     page.find("#read-voice").send_keys("Ethan")
     page.find("#format").send_keys("MP3")

@@ -63,3 +63,4 @@ def test_file_of_another_kind_is_refused_in_words(page: WebPage, tmp_path: Path)
     wait_written(page)
     (problem,) = page.texts("#transcribe-problem")
     assert problem.startswith("Audio file might be corrupted or unsupported.")
+    assert page.texts("#transcript-name") == []

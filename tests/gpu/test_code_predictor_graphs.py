@@ -6,7 +6,7 @@ Run by hand: `pytest -m gpu tests/gpu/test_code_predictor_graphs.py -s` prints h
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,12 +22,13 @@ from vllm.distributed import (
     init_distributed_environment,
 )
 
-from stages.qwen3_omni.code_predictor import CODE_SAMPLING, CodePredictor
-from stages.qwen3_omni.decoder_operations import DecoderOperations
+from stages.qwen3_omni.talker import CODE_SAMPLING, predictor_sizes
+from stages.qwen_codec.code_predictor import CodePredictor
+from stages.qwen_codec.decoder_operations import DecoderOperations
 from stages.runtime.code_sampling import Choose, CodeChooser, Draws
 from stages.runtime.code_sampling_kernel import CodeKernel
-from stages.runtime.frame_predictor import predicted_codes
-from stages.runtime.predictor_graphs import PredictorGraphs, batch_sizes, cuda_graph_recorder
+from stages.runtime.frame_predictor import batch_sizes, predicted_codes
+from stages.runtime.predictor_graphs import PredictorGraphs, cuda_graph_recorder
 from tests.gpu.graph_time import microseconds
 
 pytestmark = pytest.mark.gpu
@@ -54,7 +55,7 @@ class Talker:
         torch.set_default_dtype(dtype)
         try:
             with DEVICE:
-                self._predictor = CodePredictor(config, MAX_NUM_SEQS)
+                self._predictor = CodePredictor(predictor_sizes(config), MAX_NUM_SEQS)
                 self._embedding = nn.Embedding(NUM_TOKENS, self.width)
         finally:
             torch.set_default_dtype(default)
@@ -64,7 +65,7 @@ class Talker:
 
     def use_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Instead of the kernels."""
-        monkeypatch.setattr(self._predictor, "_operations", lambda device: DecoderOperations(1e-6))
+        monkeypatch.setattr(self._predictor, "operations", DecoderOperations(1e-6))
 
     def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
         codes: torch.Tensor = self._predictor(hidden, self._embedding(sampled), choose)
@@ -200,19 +201,6 @@ def test_steps_that_are_launched_ahead_do_not_mix(talker: Talker, graphs: Predic
     assert all(torch.equal(*pair) for pair in zip(made, expected, strict=True))
 
 
-@pytest.mark.parametrize("count", batch_sizes(MAX_NUM_SEQS))
-def test_times_of_a_frame(talker: Talker, graphs: PredictorGraphs, count: int) -> None:
-    batch = batch_of(talker, count, 0)
-    on_gpu = microseconds(lambda: predicted_codes(talker, *batch)) / 1e3
-    stepwise = wall_ms(lambda: predicted_codes(talker, *batch))
-    replayed = wall_ms(lambda: graphs(*batch))
-    tell(
-        f"{count} of {talker.dtype}: {on_gpu:.2f} ms of the GPU; with the host {replayed:.2f} ms as a graph, "
-        f"{stepwise:.2f} ms step by step"
-    )
-    assert replayed < stepwise
-
-
 @pytest.mark.parametrize("count", [1, 8, 64])
 def test_the_kernel_chooses_as_torchs_operations_do(count: int) -> None:
     """In float32: the sum of likelier codes may round across top-p, of one row in a thousand."""
@@ -233,17 +221,6 @@ def test_the_kernel_chooses_as_torchs_operations_do(count: int) -> None:
         f"{operations:.1f} us in torch's operations"
     )
     assert num_different <= max(1, num_rows // 1000)
-
-
-def wall_ms(work: Callable[[], object], num_calls: int = 20) -> float:
-    """Of one call, host and GPU together."""
-    work()
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(num_calls):
-        work()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - start) / num_calls * 1e3
 
 
 def tell(line: str) -> None:

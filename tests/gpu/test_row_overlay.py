@@ -64,11 +64,12 @@ def test_the_overlay_does_on_the_device_what_it_does_on_the_host(dtype: torch.dt
     """Prefill in chunks, decoding, tail rows and requests that are not fed, the device lagging behind all the
     time."""
     random = np.random.default_rng(0)
-    made = RowOverlay((), 0)
-    for number, name in enumerate("abcdef"):
-        made.feed(name, RowsFeed(payload(0, numbered(0, 30) + 1000 * number, tail=TAIL)))
-        made.feed(name, RowsFeed(final_length=30))
-        made.announce(name, RowsInput(num_replaced=12))
+    on_host, on_device = RowOverlay((), 0), RowOverlay((), 0)  # an overlay has one device
+    for overlay in (on_host, on_device):
+        for number, name in enumerate("abcdef"):
+            overlay.feed(name, RowsFeed(payload(0, numbered(0, 30) + 1000 * number, tail=TAIL)))
+            overlay.feed(name, RowsFeed(final_length=30))
+            overlay.announce(name, RowsInput(num_replaced=12))
     pairs = []
     for _ in range(60):
         names = [str(name) for name in random.permutation(list("abcdefXY"))[: random.integers(1, 9)]]
@@ -81,8 +82,8 @@ def test_the_overlay_does_on_the_device_what_it_does_on_the_host(dtype: torch.dt
         host = torch.randn(step.total_tokens + 3, 2).to(dtype)
         device = host.to(CUDA)
         keep_busy()
-        made.apply(host, step)
-        made.apply(device, step)
+        on_host.apply(host, step)
+        on_device.apply(device, step)
         pairs.append((host, device))
     for host, device in pairs:
         assert torch.equal(host, device.cpu())

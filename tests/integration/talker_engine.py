@@ -181,12 +181,9 @@ class _Feeder:
         if first == 0:
             extra["tail"] = Segment(0, 2, len(data))
             data += utterance.tail.numpy().tobytes()
-            extra |= {
-                "positions_offset": len(data),
-                "num_positions": length,
-                "position_delta": utterance.position_delta,
-            }
-            data += utterance.positions.numpy().tobytes()
+            extra |= {"positions_offset": len(data), "num_positions": length + 1}
+            positions = torch.cat((utterance.positions, utterance.positions[:, -1:] + 1), 1)
+            data += positions.numpy().tobytes()
         payload = RowsPayload(
             prompt_length=length,
             num_generated_rows=end - length,

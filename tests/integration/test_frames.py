@@ -43,7 +43,8 @@ class TalkerReference:
 
     @torch.no_grad()
     def utterance(self, seed: int, *, num_user: int, num_text: int, has_image: bool) -> Utterance:
-        """Random text, with an image of 2 x 2 tokens if asked for."""
+        """Random text, with an image of 2 x 2 tokens if asked for, and between whole positions behind it, as
+        behind a video."""
         config, generator = self._config, torch.Generator().manual_seed(seed)
         table = self._model.thinker.get_input_embeddings().weight
         text = torch.randint(0, 500, (num_user + 9 + num_text,), generator=generator)
@@ -57,6 +58,7 @@ class TalkerReference:
             ids = self._talker.get_rope_index(
                 source, torch.tensor([[1, 4, 4]]), attention_mask=torch.ones_like(source)
             )[0][:, 0]
+            ids = ids + 0.37 * (torch.arange(num_user + 9) > 6)
         return Utterance(
             prompt_ids=(
                 *[config.codec_pad_id] * (num_user + 3),
@@ -70,7 +72,7 @@ class TalkerReference:
             num_replaced=num_user + 3,
             rows=rows.contiguous(),
             tail=self._talker.text_projection(table[tail]),
-            positions=ids.to(torch.int32).contiguous(),
+            positions=ids.float().contiguous(),
         )
 
     def _embedded_prompt(self, utterance: Utterance) -> torch.Tensor:
@@ -84,7 +86,7 @@ class TalkerReference:
         """Greedily; one frame less than `NUM_CODES`, because the reference predicts a frame's codes in the
         next step."""
         length = len(utterance.prompt_ids)
-        positions = utterance.positions[:, None].long()
+        positions = utterance.positions[:, None]
         delta = torch.tensor([[utterance.position_delta]])
 
         def index(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,7 +122,7 @@ class TalkerReference:
             embedded += [table(torch.tensor([code])) for table, code in zip(predicted, codes, strict=True)]
             inputs.append(torch.stack(embedded).sum(0) + utterance.row(len(prompt) + index))
         behind = torch.arange(len(prompt), len(prompt) + len(frames) - 1) + utterance.position_delta
-        positions = torch.cat((utterance.positions.long(), behind.expand(3, -1)), 1)
+        positions = torch.cat((utterance.positions, behind.expand(3, -1)), 1)
         hidden = self._talker.model(
             inputs_embeds=torch.cat(inputs)[None], position_ids=positions[:, None], use_cache=False
         ).last_hidden_state[0, len(prompt) - 1 :]

@@ -10,18 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.printed import Block, blocks, is_shown_by
 from tests.integration.server_process import MODEL, ROOT, ServerProcess
 
 ADDRESS = "http://127.0.0.1:8091"
 
 
-def blocks(page: str) -> list[tuple[str, str]]:
-    """Language and text of the commands and programs on a page."""
-    found = re.finditer(r"^```(bash|python)\n(.*?)^```$", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
-    return [(match[1], match[2]) for match in found]
-
-
-BLOCKS = blocks("docs/quickstart.md")
+BLOCKS = blocks(ROOT / "docs" / "quickstart.md")
 
 NOT_RUN = {
     "scripts/serve\n": "tests/unit/scripts/test_serve_script.py: here a server runs already",
@@ -31,13 +26,14 @@ NOT_RUN = {
     "omni-server serve Qwen/Qwen2.5-Omni-7B\n": "needs the hub and a GPU",
     "omni-server serve Qwen/Qwen2.5-Omni-7B --stage-config qwen2_5_omni.2gpu\n": "needs the hub and two GPUs",
 }
-RUN = [(language, text) for language, text in BLOCKS if text not in NOT_RUN]
+RUN = [block for block in BLOCKS if block.text not in NOT_RUN]
 RUN += [
-    (language, text)
+    block
     for page in ("README.md", "docs/container.md")
-    for language, text in blocks(page)
-    if f"{ADDRESS}/" in text
+    for block in blocks(ROOT / page)
+    if f"{ADDRESS}/" in block.text
 ]
+CHECKOUT = "/home/you/omni-server"
 
 
 @pytest.fixture
@@ -55,17 +51,17 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_what_is_not_run_is_on_the_page() -> None:
-    assert NOT_RUN.keys() <= {text for _, text in BLOCKS}
+    assert NOT_RUN.keys() <= {block.text for block in BLOCKS}
 
 
-@pytest.mark.parametrize(("language", "text"), RUN, ids=[" ".join(text.split()[:4]) for _, text in RUN])
-def test_it_works_as_it_stands(server: ServerProcess, checkout: Path, language: str, text: str) -> None:
-    text = text.replace("speaking-demo", MODEL)
+@pytest.mark.parametrize("block", RUN, ids=[" ".join(block.text.split()[:4]) for block in RUN])
+def test_it_works_as_it_stands(server: ServerProcess, checkout: Path, block: Block) -> None:
+    text = block.text.replace("speaking-demo", MODEL)
     text = text.replace(ADDRESS, server.url)
     if "omni-server chat" in text or "omni-server bench" in text or "scripts/smoke" in text:
         # Their default is the address of the page.
         text = re.sub(r"(omni-server (?:chat|bench)|scripts/smoke)", rf"\1 --url {server.url}", text)
-    interpreter = ["bash", "-euo", "pipefail", "-c"] if language == "bash" else [sys.executable, "-c"]
+    interpreter = ["bash", "-euo", "pipefail", "-c"] if block.language == "bash" else [sys.executable, "-c"]
     environment = os.environ | {
         "PATH": f"{checkout / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     }
@@ -80,6 +76,10 @@ def test_it_works_as_it_stands(server: ServerProcess, checkout: Path, language: 
     )
 
     assert finished.returncode == 0, (finished.stdout + finished.stderr).decode()
+    if "omni-server check" in text:
+        assert block.printed is not None
+        output = finished.stdout.decode().replace(str(ROOT), CHECKOUT)
+        assert is_shown_by("..." + block.printed, output), output
     if "-o speech.mp3" in text:
         assert (checkout / "speech.mp3").stat().st_size > 1000
     for name in ("answers/answer-001.wav", "answer.wav"):
@@ -90,7 +90,9 @@ def test_it_works_as_it_stands(server: ServerProcess, checkout: Path, language: 
 
 def test_the_python_api_works_as_the_page_says() -> None:
     (program,) = [
-        text for _, text in blocks("docs/faq.md") if text.startswith("from omni_server import Omni")
+        block.text
+        for block in blocks(ROOT / "docs" / "faq.md")
+        if block.text.startswith("from omni_server import Omni")
     ]
     finished = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False

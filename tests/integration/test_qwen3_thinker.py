@@ -45,7 +45,7 @@ DEADLINE_S = 120.0
 AUDIO = "<|audio_start|><|audio_pad|><|audio_end|>"
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
-FPS = 2.0  # with it, the times of vLLM, which are whole numbers, are those of the reference
+FPS = 1.8  # a rate at which the times of frames are not whole numbers
 
 
 def sound(num_samples: int, seed: int = 0) -> npt.NDArray[np.float32]:
@@ -83,7 +83,7 @@ class Case:
             audios=tuple((samples, RATE_HZ) for samples in self.audios),
             images=self.images,
             videos=tuple(VideoPart(frames, FPS) for frames in self.videos),
-            processor_kwargs={"fps": FPS, "do_sample_frames": False} if self.videos else {},
+            processor_kwargs={"do_sample_frames": False} if self.videos else {},
         )
 
 
@@ -192,7 +192,7 @@ class HfReference:
         ids = given["talker_input_ids"]
         images, videos = given.get("image_grid_thw"), given.get("video_grid_thw")
         if images is None and videos is None:
-            return torch.arange(ids.shape[1]).expand(3, -1)
+            return torch.arange(ids.shape[1], dtype=torch.float32).expand(3, -1)
         positions, _ = self.model.talker.get_rope_index(
             ids,
             images,
@@ -202,7 +202,7 @@ class HfReference:
             given.get("audio_feature_lengths"),
             None if videos is None else torch.full((len(videos),), 2 / FPS),
         )
-        return positions[:, 0].long()
+        return positions[:, 0]
 
 
 # -- the engine
@@ -359,9 +359,10 @@ async def test_the_talker_is_fed_what_the_reference_gives_its_own(
     torch.testing.assert_close(rows(length, num_spoken), wanted.trailing[:num_spoken], rtol=0, atol=1e-5)
     end = len(request.rows)
     torch.testing.assert_close(rows(end, 1)[0], wanted.trailing[-1], rtol=0, atol=1e-5)
-    positions = request.sequence_positions(length)
-    found = torch.arange(length).expand(3, -1) if positions is None else positions[0]
-    assert torch.equal(found, wanted.positions)
+    positions = request.prompt_positions(length)
+    if positions is None:
+        positions = torch.arange(length, dtype=torch.float32).expand(3, -1)
+    assert torch.equal(positions, wanted.positions)
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -41,6 +41,9 @@ pytestmark = pytest.mark.filterwarnings(
 DEPLOY_TIMEOUT_S = 300
 REPLACEMENT_TIMEOUT_S = 180
 SAMPLE_RATE = 24000
+MAX_AUDIO_AHEAD_S = 10
+"""Default of `--max-audio-ahead` in Ray: the next piece of audio, of 2 s at most, is sent when a listener has so
+much to play."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +71,11 @@ class SpeechStream:
         return np.frombuffer(self._sound, "<i2")
 
     def reaches(self, seconds: float) -> bool:
-        """Whether so much speech came before the connection was cut."""
+        """Whether so much speech came before the connection was cut. The answer must not end before."""
         try:
             while self.samples.size < seconds * SAMPLE_RATE:
                 line = next(self._lines)
+                assert line != "data: [DONE]", f"the answer has only {self.samples.size} samples"
                 if '"data":' in line:
                     (choice,) = json.loads(line.removeprefix("data: "))["choices"]
                     self._sound += base64.b64decode(choice["delta"]["audio"]["data"])
@@ -229,19 +233,22 @@ def test_a_killed_pipeline_ends_its_own_streams_only_and_is_replaced(
     pipelines: RayPipelines, client: httpx2.Client
 ) -> None:
     before = outcome(answer_to(client, spoken()))
-    # A minute of speech, of which at most 10 s are sent ahead of playback.
-    body = spoken() | {"stage_sampling": {"talker": ENDLESS | {"temperature": 0}}, "stream": True}
+    # Three minutes of speech: no stream is over, or sent as a whole, when its pipeline is killed.
+    talker = ENDLESS | {"max_tokens": 9000, "temperature": 0}
+    body = spoken() | {"stage_sampling": {"talker": talker}, "stream": True}
     with ExitStack() as left:
         started = time.monotonic()
         streams: list[SpeechStream] = []
-        while 0 in pipelines.num_requests():
+        killed, other = pipelines.listed()
+        while 0 in (killed.num_requests, other.num_requests):
             assert len(streams) < 10
             streams.append(SpeechStream(left.enter_context(client.stream("POST", URL, json=body))))
-        killed, other = pipelines.listed()
+            killed, other = pipelines.listed()
+        assert killed.num_requests + other.num_requests == len(streams)
 
         os.kill(killed.pid, signal.SIGKILL)
 
-        unsent_s = time.monotonic() - started + 11
+        unsent_s = time.monotonic() - started + 2 * MAX_AUDIO_AHEAD_S
         cut = [stream for stream in streams if not stream.reaches(unsent_s)]
         assert (len(cut), len(streams) - len(cut)) == (killed.num_requests, other.num_requests)
         assert text_of(answer_to(client, spoken())) == before[0]
@@ -259,6 +266,7 @@ def test_a_killed_pipeline_ends_its_own_streams_only_and_is_replaced(
 
 
 def test_the_loss_of_a_node_ends_its_pipeline_only(pipelines: RayPipelines, client: httpx2.Client) -> None:
+    wait_until(lambda: len(pipelines.listed()) == 2, REPLACEMENT_TIMEOUT_S)
     before = outcome(answer_to(client, spoken()))
     (lost,) = [pipeline for pipeline in pipelines.listed() if not pipelines.is_on_head(pipeline)]
 

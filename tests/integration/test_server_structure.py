@@ -84,6 +84,11 @@ def calls_of(completion: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
 
 
+def call_pieces(answer: StreamedAnswer) -> list[dict[str, Any]]:
+    choices = [choice for chunk in answer.chunks for choice in chunk["choices"]]
+    return [piece for choice in choices for piece in choice["delta"].get("tool_calls", [])]
+
+
 # -- log-probabilities
 
 
@@ -281,6 +286,31 @@ def test_official_client_parses_an_answer_into_a_model(official: openai.OpenAI) 
         jsonschema.validate(json.loads(choice.message.content or ""), SCHEMA)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": AS_SCHEMA},
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"tools": [TRIP], "tool_choice": "required", "parallel_tool_calls": False},
+        {"tools": [TRIP], "tool_choice": named("plan_trip")},
+        {"tools": [TRIP], "response_format": AS_SCHEMA},
+    ],
+    ids=["json_schema", "json_object", "json", "required", "named", "tools or json_schema"],
+)
+def test_json_of_a_model_that_prefers_white_space_ends_by_itself(
+    client: httpx2.Client, own_reference: Reference | Qwen3Reference, fields: dict[str, Any]
+) -> None:
+    encode = own_reference.processor.tokenizer.encode
+    preferred = {" ": 100, "\n": 100, "{": 70, "}": 50, "<": -100}
+    bias = {str(encode(text, add_special_tokens=False)[0]): bias for text, bias in preferred.items()}
+    choice = answer_to(client, written(max_tokens=150, logit_bias=bias, **fields))["choices"][0]
+    assert choice["finish_reason"] in ("stop", "tool_calls")
+    calls = choice["message"].get("tool_calls")
+    text = calls[0]["function"]["arguments"] if calls else choice["message"]["content"]
+    jsonschema.validate(json.loads(text), {} if "json_object" in str(fields) else SCHEMA)
+
+
 def test_answer_follows_vllms_structures(client: httpx2.Client) -> None:
     def answer(**structure: Any) -> str:
         return text_of(answer_to(client, written(**LONG, structured_outputs=structure)))
@@ -329,18 +359,29 @@ def test_required_call_has_arguments_by_the_schema(client: httpx2.Client, seed: 
     jsonschema.validate(arguments, SCHEMA)
 
     streamed = stream_of(client, body)
-    pieces = [
-        piece
-        for chunk in streamed.chunks
-        for choice in chunk["choices"]
-        for piece in choice["delta"].get("tool_calls", [])
-    ]
+    pieces = call_pieces(streamed)
     assert [piece["function"].get("name") for piece in pieces] == ["plan_trip"] + [None] * (len(pieces) - 1)
     assert len(pieces) > 3
     joined_arguments = "".join(piece["function"]["arguments"] for piece in pieces)
     assert joined_arguments == message_of(whole)["tool_calls"][0]["function"]["arguments"]
     assert (streamed.finish_reason, streamed.text) == ("tool_calls", "")
     assert usage_of(streamed) == usage_of(whole)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 6, 30, 50])
+def test_call_that_the_limit_cuts_has_no_markup(client: httpx2.Client, max_tokens: int) -> None:
+    body = written(max_tokens=max_tokens, tools=[TRIP], tool_choice="required")
+    whole, streamed = answer_to(client, body), stream_of(client, body)
+    assert whole["choices"][0]["finish_reason"] == streamed.finish_reason == "length"
+    assert text_of(whole) in (None, "")
+    assert streamed.text == ""
+    functions = [call["function"] for call in message_of(whole).get("tool_calls", [])]
+    pieces = [piece["function"] for piece in call_pieces(streamed)]
+    assert [function["name"] for function in functions] == [piece["name"] for piece in pieces[:1]]
+    assert "".join(function["arguments"] for function in functions) == "".join(
+        piece["arguments"] for piece in pieces
+    )
+    assert bool(functions) == (max_tokens == 50)
 
 
 def test_named_function_is_called_and_ends_with_stop(client: httpx2.Client) -> None:

@@ -16,11 +16,11 @@ class Utterance:
     tail: torch.Tensor
     """`[2, width]`"""
     positions: torch.Tensor
-    """M-RoPE positions of the prompt, int32 `[3, len(prompt_ids)]`."""
+    """M-RoPE positions of the prompt, float32 `[3, len(prompt_ids)]`."""
 
     @property
-    def position_delta(self) -> int:
-        return int(self.positions.max()) + 1 - len(self.prompt_ids)
+    def position_delta(self) -> float:
+        return float(self.positions.max()) + 1 - len(self.prompt_ids)
 
     def row(self, position: int) -> torch.Tensor:
         behind = position - len(self.rows)

@@ -121,6 +121,10 @@ _HEARD_MIXED = ask(
     "What is said in it?",
 )
 
+_VIDEO_AT_1_2 = ask(sliding_tiles(10, 56, 84, 1.2), "What happens in the video?")
+# Its columns reach further than its frames and its track in time. The text behind it does not.
+_WIDE_HEARD = (say("user", "Look:", heard(sliding_tiles(2, 56, 2240), chirp(1.0, 300)), "What?"),)
+
 CASES = {
     case.name: case
     for case in (
@@ -137,6 +141,8 @@ CASES = {
         Case("video", _VIDEO),
         Case("mixed", _MIXED),
         Case("heard_mixed", _HEARD_MIXED),
+        Case("video_at_1_2", _VIDEO_AT_1_2, thinker_max_tokens=16, talker_max_tokens=30),
+        Case("wide_heard", _WIDE_HEARD, thinker_max_tokens=16, talker_max_tokens=30),
         Case("hello_ethan", _HELLO, "Ethan"),
         Case("two_turns_ethan", _TWO_TURNS, "Ethan"),
         Case("speech_ethan", _SPEECH, "Ethan"),

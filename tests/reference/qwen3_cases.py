@@ -103,6 +103,28 @@ _MEDIA_IN_TURNS = (
     say("user", sliding_tiles(4, 64, 96), "and how does that end?"),
 )
 
+# Positions of frames sampled at most rates, and of all that follows them, are not whole numbers.
+_VIDEO_AT_1_8 = _ask(sliding_tiles(8, 64, 96, 1.8), "What happens in the video?")
+_MIXED_AT_1_97 = _ask(
+    chirp(0.6, 400),
+    sliding_tiles(6, 64, 96, 6 / 76 * 25),
+    drawing("gradient.png"),
+    "Say it in one sentence.",
+)
+_HEARD_AT_3 = _ask(heard(sliding_tiles(10, 64, 96, 3.0), chirp(3.1, 300)), "What is said in it?")
+_HEARD_MIXED_AT_1_8 = _ask(
+    tiles(64, 64), heard(sliding_tiles(4, 64, 96, 1.8), chirp(2.3, 600)), chirp(0.5, 500), "Which is louder?"
+)
+_RATES_IN_TURNS = (
+    say("user", sliding_tiles(6, 64, 96, 1.5), "What is it?"),
+    say("assistant", " a red boat"),
+    say("user", "And this?", sliding_tiles(4, 96, 64, 3.0), chirp(0.5, 500)),
+    say("assistant", " a train"),
+    say("user", "How old will it be?"),
+)
+# Its columns reach further than its frames and its track in time. The text behind it does not.
+_WIDE_HEARD = _ask("Look:", heard(sliding_tiles(2, 64, 1280), chirp(1.0, 300)), "What?")
+
 QWEN3_CASES = {
     case.name: case
     for case in (
@@ -122,6 +144,12 @@ QWEN3_CASES = {
         _case("heard_video", _HEARD_VIDEO),
         _case("heard_mixed", _HEARD_MIXED, "Chelsie"),
         _case("heard_in_turns", _HEARD_IN_TURNS),
+        _case("video_at_1_8", _VIDEO_AT_1_8, "Aiden", 16, 24),
+        _case("mixed_at_1_97", _MIXED_AT_1_97, "Chelsie", 16, 24),
+        _case("heard_at_3", _HEARD_AT_3, "Ethan", 16, 24),
+        _case("heard_mixed_at_1_8", _HEARD_MIXED_AT_1_8, "Ethan", 16, 24),
+        _case("rates_in_turns", _RATES_IN_TURNS, "Ethan", 16, 24),
+        _case("wide_heard", _WIDE_HEARD, "Ethan", 16, 24),
         _case("hello_chelsie", _HELLO, "Chelsie"),
         _case("three_turns_chelsie", _THREE_TURNS, "Chelsie"),
         _case("mixed_chelsie", _MIXED, "Chelsie"),

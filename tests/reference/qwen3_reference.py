@@ -24,7 +24,7 @@ class Qwen3Result:
     prompt_ids: tuple[int, ...]  # P
     text_ids: tuple[int, ...]  # N, the stop token included
     talker_prompt: torch.Tensor  # [U + 9, H], codec part included; [0, H] if there is no text
-    talker_positions: torch.Tensor  # [3, U + 9] int64, M-RoPE positions of the talker's prompt
+    talker_positions: torch.Tensor  # [3, U + 9] float32, M-RoPE positions of the talker's prompt
     reply_rows: torch.Tensor
     """[N - 1, H], text part of the generated positions, text end included; [N, H] if the text reached its
     limit: then its last token is spoken, too."""
@@ -126,9 +126,7 @@ class Qwen3Reference:
             text_ids=trace.text_ids,
             talker_prompt=torch.empty(0, hidden) if trace.talker_prompt is None else trace.talker_prompt,
             talker_positions=(
-                torch.empty(3, 0, dtype=torch.long)
-                if trace.talker_positions is None
-                else trace.talker_positions
+                torch.empty(3, 0) if trace.talker_positions is None else trace.talker_positions
             ),
             reply_rows=torch.empty(0, hidden) if trace.reply_rows is None else trace.reply_rows,
             frames=tuple(trace.frames),
@@ -165,7 +163,7 @@ class Qwen3Reference:
         trace = self._trace
         if trace.talker_positions is None:
             # [4, 1, length]: the first axis is for text, and equals the number of cached tokens
-            trace.talker_positions = kwargs["position_ids"][-3:, 0].long()
+            trace.talker_positions = kwargs["position_ids"][-3:, 0].float()
 
 
 def _min_top2_gap(scores: tuple[torch.Tensor, ...]) -> float:

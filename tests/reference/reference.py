@@ -5,6 +5,8 @@ Repairs (transformers 5.19):
 - `generate()` drops an attention mask of ones, and without one the talker neither adds the codec pad and start
   embeddings to the end of its prompt nor computes M-RoPE positions. A padded batch does both; so does this.
 - `talker.generate` is handed `pixel_values` and `pixel_values_videos` and refuses them.
+- Behind its prompt, the talker continues from the greatest position of all; the thinker, and text in any
+  prompt, from the last. They differ behind a heard video of more columns than positions in time.
 - A reply of one token (nothing is left to speak) or of no codes fails on an empty tensor; here it is silence.
 """
 
@@ -283,7 +285,9 @@ class Reference:
         return cast(torch.Tensor, result.sequences)
 
     def _traced_get_rope_index(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        positions, delta = self._get_rope_index(*args, **kwargs)
+        positions, _ = self._get_rope_index(*args, **kwargs)
+        attention_mask = args[3]
+        delta = positions[0, :, -1:] + 1 - attention_mask.sum(-1, keepdim=True)
         self._trace.positions, self._trace.delta = positions[:, 0].long(), int(delta.flatten()[0])
         return positions, delta
 

@@ -27,7 +27,7 @@ PAGES = [
 ]
 
 RUN_BY = {
-    "docs/api.md": "tests/integration/test_api_page.py::test_a_command_does_what_the_page_says",
+    "docs/api.md": "tests/integration/test_api_page.py::test_a_command_prints_what_the_page_says",
     "docs/quickstart.md": "tests/integration/test_quickstart.py::test_it_works_as_it_stands",
     "docs/realtime.md": (
         "tests/unit/api/realtime/test_socket.py::test_the_example_in_the_documentation_saves_the_answer"
@@ -75,13 +75,14 @@ SINGLE = {
 NOT_RUN = {
     (
         "CONTRIBUTING.md",
-        "scripts/setup-env --extra",
+        "scripts/test  ",
     ): "installs packages and runs all tests; CI runs scripts/test",
-    ("docs/images.md", "scripts/setup-env --cuda --extra images"): "needs a GPU and downloads 58 GB",
+    ("README.md", "scripts/test\n"): "CI runs it",
+    ("docs/images.md", "scripts/serve Qwen/Qwen-Image"): "needs a GPU and downloads 58 GB",
     (
         "docs/images.md",
-        "scripts/setup-env --cpu --extra images",
-    ): "installs packages; tests/integration/test_diffusers_stage.py runs such a pipeline",
+        "scripts/serve --demo images",
+    ): "installs packages; tests/integration/test_image_server.py serves such a pipeline",
     (
         "docs/images.md",
         ".venv/bin/omni-server check Qwen/Qwen-Image",

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import httpx
+import huggingface_hub
 import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import (
@@ -15,7 +16,6 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import tqdm
 
-from omni_server import model_folder
 from omni_server.errors import ConfigError
 from omni_server.model_folder import resolve_model_folder
 
@@ -175,7 +175,7 @@ def test_what_the_hub_answers_is_told(
     def refuse(*_: object, **__: object) -> str:
         raise error_type("the hub said so", response=response)
 
-    monkeypatch.setattr(model_folder, "snapshot_download", refuse)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
 
     assert message in refusal("some/model", revision="v9")
 
@@ -189,7 +189,7 @@ def test_a_download_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch, tmp
         raise LocalEntryNotFoundError("no network")
 
     monkeypatch.setattr(tqdm, "monitor", None)
-    monkeypatch.setattr(model_folder, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(ConfigError):
         resolve_model_folder("org/model", architectures=SERVABLE)
     assert tqdm.monitor is None

@@ -26,7 +26,7 @@ async def test_guide_lists_every_metric_and_no_other() -> None:
         {"thinker": ArStageMetrics()},
         {"thinker": 0},
         {("thinker", "talker"): QueueLevel(1, 0, 0)},
-        {"thinker": StageLevel(is_up=True, num_restarts=0)},
+        {"thinker": StageLevel(is_up=True, has_failed=False, num_restarts=0)},
     )
     async with http_client(create_app(ServerState(generator), ApiConfig())) as client:
         text = (await client.get("/metrics")).text

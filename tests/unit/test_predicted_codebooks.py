@@ -108,7 +108,7 @@ async def test_the_engine_takes_embeddings_and_its_predictors_settings_and_reads
         name: str, client_class: type, arguments: AsyncEngineArgs, **_: Any
     ) -> BuiltEngine[AsyncLLM]:
         built.append(arguments)
-        engine = SimpleNamespace(output_processor=SimpleNamespace())
+        engine = SimpleNamespace(renderer=None)
         return BuiltEngine(cast(AsyncLLM, engine), cast(EngineProcesses, None))
 
     monkeypatch.setattr(launcher, "build_engine", build_engine)

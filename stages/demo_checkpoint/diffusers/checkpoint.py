@@ -29,18 +29,16 @@ class DiffusersCheckpoints:
     pipelines: tuple[str, ...] = ("qwen-image", "qwen-image-edit", "sd15", "sd3", "flux", "flux-kontext")
 
     def write(self, folder: Path, options: Options) -> None:
-        """Raises `ConfigError` without Diffusers, and for options that no pipeline has."""
+        """Raises `ConfigError` for options that no pipeline has."""
         is_genuine = options.size == GENUINE
         if options.vocabulary != "small" and not is_genuine:
             raise ConfigError("pipelines of Diffusers are written with a small vocabulary")
         if is_genuine and options.pipeline != GENUINE:
             raise ConfigError(f"size {GENUINE} is that of pipeline {GENUINE}, not of {options.pipeline}")
-        try:
-            from accelerate import init_empty_weights
+        from accelerate import init_empty_weights
 
-            from stages.demo_checkpoint.diffusers.pipelines import PIPELINES, genuine_qwen_image
-        except ImportError as error:
-            raise ConfigError(f"diffusers is not installed ({error}): install omni-server[images]") from error
+        from stages.demo_checkpoint.diffusers.pipelines import PIPELINES, genuine_qwen_image
+
         assert options.pipeline is not None
         logging.getLogger("diffusers").setLevel(logging.ERROR)  # it warns that there is no safety checker
         make = genuine_qwen_image if is_genuine else PIPELINES[options.pipeline]

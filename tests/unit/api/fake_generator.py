@@ -206,6 +206,7 @@ class FakeGenerator:
         self.ready = True
         self.alive = True
         self.down: StageDownError | None = None
+        self.failed: tuple[str, ...] = ()
         self.metrics = b""
         self.requests: list[OmniRequest] = []
         self.tasks: list[Task] = []
@@ -247,6 +248,9 @@ class FakeGenerator:
 
     def stage_down(self) -> StageDownError | None:
         return self.down
+
+    def failed_replicas(self) -> tuple[str, ...]:
+        return self.failed
 
     def metrics_text(self) -> bytes:
         return self.metrics

@@ -31,10 +31,14 @@ def state_with(max_audio_ahead_s: float | None, generator: FakeGenerator | None 
     return state
 
 
-async def times(script: list[ScriptEntry], state: ServerState, speed: float = 1.0) -> list[float]:
-    """Seconds from the first event to each event, for a reader that takes everything at once."""
+async def times(
+    script: list[ScriptEntry], state: ServerState, speed: float = 1.0, heartbeat_s: float | None = None
+) -> list[float]:
+    """Seconds from the first event to each event and heartbeat, for a reader that takes everything at
+    once."""
     came: list[float] = []
-    async with aclosing(follow(FakeGeneration("a", script), state, pace=state.audio_pace(speed))) as events:
+    generation, pace = FakeGeneration("a", script), state.audio_pace(speed)
+    async with aclosing(follow(generation, state, heartbeat_s, pace)) as events:
         async for _ in events:
             came.append(asyncio.get_running_loop().time())
     return [round(time - came[0], 3) for time in came]
@@ -54,6 +58,13 @@ def test_audio_that_is_played_faster_is_sent_faster() -> None:
     came = run(lambda: times([*SPEECH, finished()], state_with(3.0), speed=2.0))
 
     assert came == [0, 0, 0, 0, 0, 0, 0, 0.5, 1, 1.5, 1.5]
+
+
+def test_there_are_heartbeats_while_audio_waits() -> None:
+    minute = AudioDelta(0, np.zeros(60 * 24_000, np.float32))
+    came = run(lambda: times([minute, minute, finished()], state_with(5.0), heartbeat_s=15.0))
+
+    assert came == [0, 15, 30, 45, 55, 55]
 
 
 def test_text_keeps_its_place_behind_audio() -> None:

@@ -49,6 +49,9 @@ async def test_adapters_are_chosen_by_name_and_scale(given: object, loras: tuple
         (1, "lora"),
         ([{}], "lora[0].name"),
         ([{"name": "ink", "scale": 11}], "lora[0].scale"),
+        ("[1", "lora"),
+        ("[" * 100_000, "lora"),
+        ('[{"name": "\\ud800"}]', "lora"),
     ],
 )
 async def test_what_names_no_adapter_is_refused(given: object, param: str) -> None:

@@ -104,6 +104,18 @@ async def test_ready_names_the_stage_that_is_down_and_other_requests_are_served(
         assert (await client.get("/ready")).status_code == 200
 
 
+async def test_ready_names_the_replicas_that_have_failed_while_others_serve() -> None:
+    generator = FakeGenerator()
+    async with http_client(app_of(generator)) as client:
+        assert (await client.get("/ready")).json() == {"status": "ready"}
+        generator.failed = ("talker/1",)
+        ready = await client.get("/ready")
+        assert (ready.status_code, ready.json()) == (
+            200,
+            {"status": "ready", "failed_replicas": ["talker/1"]},
+        )
+
+
 async def test_health_has_no_body() -> None:
     async with http_client(app_of(FakeGenerator())) as client:
         assert (await client.get("/health")).content == b""

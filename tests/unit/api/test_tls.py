@@ -105,7 +105,7 @@ async def test_files_that_cannot_be_used_are_found_before_the_model_loads(
         "no key": TlsFiles(certificate.certfile),
     }[fault]
     life = Life()
-    with pytest.raises(ConfigError, match="cannot use the TLS certificate"):
+    with pytest.raises(ConfigError, match=f"cannot use the TLS certificate or key {tls.certfile}"):
         await run_server(life.start, life.stop, replace(QUIET, tls=tls), life.on_ready)
     assert life.num_starts == 0
 

@@ -1,4 +1,4 @@
-"""WebSocket connections of small applications: keepalive, refusals and closing."""
+"""WebSocket connections of small applications: messages, refusals and ends."""
 
 import asyncio
 import json
@@ -13,7 +13,6 @@ import uvicorn
 import websockets
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from omni_server.api import websocket_protocol
 from omni_server.api.websocket_protocol import WebSocketProtocol
 
 HANDSHAKE = (
@@ -72,47 +71,10 @@ async def test_text_and_bytes_go_both_ways() -> None:
             assert await session.recv() == "in two pieces"
 
 
-async def test_the_application_sees_the_request() -> None:
-    scopes: list[Scope] = []
-
-    async def seeing(scope: Scope, receive: Receive, send: Send) -> None:
-        scopes.append(scope)
-
-    await answer_to_handshake(seeing, root_path="/omni")
-    (scope,) = scopes
-    assert (scope["type"], scope["scheme"], scope["path"]) == ("websocket", "ws", "/omni/a path")
-    assert (scope["raw_path"], scope["query_string"]) == (b"/omni/a%20path", b"key=value")
-    assert dict(scope["headers"])[b"host"] == b"localhost"
-    assert scope["client"][0] == scope["server"][0] == "127.0.0.1"
-
-
-async def test_a_client_that_answers_pings_stays() -> None:
-    async with (
-        served(echo, ws_ping_interval=0.02, ws_ping_timeout=1.0) as (port, _),
-        websockets.connect(f"ws://127.0.0.1:{port}/", ping_interval=None) as session,
-    ):
-        await asyncio.sleep(0.2)
-        await session.send("still there")
-        assert await session.recv() == "still there"
-
-
 async def test_a_client_that_answers_no_ping_is_cut_off() -> None:
     _, rest = await answer_to_handshake(echo, ws_ping_interval=0.02, ws_ping_timeout=0.1)
     assert rest.startswith(bytes([0x89, 4]))
     assert rest.endswith(struct.pack("!H", 1011) + b"keepalive ping timeout")
-
-
-async def test_a_client_that_does_not_answer_the_close_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(websocket_protocol, "_CLOSE_TIMEOUT_S", 0.05)
-
-    async def closing(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "websocket.accept"})
-        await send({"type": "websocket.close", "code": 1008, "reason": "enough"})
-        with pytest.raises(OSError):  # noqa: PT011 - what frameworks expect
-            await send({"type": "websocket.send", "text": "more"})
-
-    _, rest = await answer_to_handshake(closing)
-    assert rest == bytes([0x88, 8]) + struct.pack("!H", 1008) + b"enough"
 
 
 async def test_a_closed_session_is_refused_and_one_that_fails_is_an_error() -> None:
@@ -126,20 +88,6 @@ async def test_a_closed_session_is_refused_and_one_that_fails_is_an_error() -> N
         head, body = await answer_to_handshake(app)
         assert head.startswith(b"HTTP/1.1 " + status)
         assert json.loads(body)["error"]["type"] == kind
-
-
-async def test_an_answer_instead_of_a_session_is_sent_as_it_is() -> None:
-    async def answering(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(b"x-reason", b"busy")]
-        await send({"type": "websocket.http.response.start", "status": 503, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": b"come ", "more_body": True})
-        await send({"type": "websocket.http.response.body", "body": b"later"})
-
-    head, body = await answer_to_handshake(answering)
-    assert head.startswith(b"HTTP/1.1 503")
-    assert b"x-reason: busy" in head
-    assert b"Content-Length: 10" in head
-    assert body == b"come later"
 
 
 async def test_a_server_that_ends_says_so() -> None:

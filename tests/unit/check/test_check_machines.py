@@ -8,12 +8,12 @@ from importlib import metadata
 from pathlib import Path
 from unittest.mock import Mock
 
+import huggingface_hub
 import pytest
 import yaml
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from omni_server import model_folder
 from omni_server.check import machine, run
 from omni_server.check.machine import Gpu
 from omni_server.check.report import DeviceMemory
@@ -267,7 +267,7 @@ def test_without_the_network_whether_a_model_of_the_hub_fits_is_not_known(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     unreachable = LocalEntryNotFoundError("no route to the hub")
-    monkeypatch.setattr(model_folder, "snapshot_download", Mock(side_effect=unreachable))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=unreachable))
 
     code, report = check("Qwen/Qwen2.5-Omni-7B", *CPU)
     assert (code, report["fits"], errors(report)) == (1, None, [])
@@ -284,7 +284,7 @@ def test_what_does_not_fit_in_any_case_is_told_without_the_network_too(
 ) -> None:
     monkeypatch.setattr(machine, "version_of", lambda name: None)
     monkeypatch.setattr(
-        model_folder, "snapshot_download", Mock(side_effect=LocalEntryNotFoundError("no route"))
+        huggingface_hub, "snapshot_download", Mock(side_effect=LocalEntryNotFoundError("no route"))
     )
 
     assert the_error(check("Qwen/Qwen2.5-Omni-7B", *CPU)).startswith("installation: vLLM is not installed")
@@ -297,6 +297,30 @@ def test_what_this_machine_has_is_read_from_it() -> None:
     assert 0 < memory.free <= memory.total
     assert machine.shared_memory_free() > 0
     assert machine.version_of("pydantic") == metadata.version("pydantic")
+
+
+@pytest.mark.parametrize(
+    ("files", "cached"),
+    [
+        (("memory.max", "memory.current", "memory.stat"), "inactive_file"),
+        (
+            ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+            "total_inactive_file",
+        ),
+    ],
+    ids=["version 2", "version 1"],
+)
+def test_a_containers_limit_counts(
+    files: tuple[str, str, str], cached: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory").mkdir()
+    for name, text in zip(files, ("3000000", "1000000", f"other 5\n{cached} 400000"), strict=True):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+
+    memory = machine.memory_of_this_machine()
+
+    assert (memory.total, memory.free) == (3_000_000, 2_400_000)
 
 
 def test_a_stage_config_that_is_not_valid_exits_with_2(

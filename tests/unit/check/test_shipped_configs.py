@@ -9,12 +9,13 @@ import pytest
 
 from omni_server.check.default_config import load_for
 from omni_server.check.machine import Gpu
-from omni_server.check.memory import check_cpu_memory, check_gpu_memory
+from omni_server.check.memory import CAPTURE_SIZE, check_cpu_memory, check_gpu_memory, stage_needs
 from omni_server.check.placement import ModelSizes, Quantization, plan
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.check.safetensors_headers import StoredWeights
 from omni_server.config.load import find_shipped_config, load_stage_config, shipped_configs
 from omni_server.config.stage_config import StageConfig
+from omni_server.config.stages import ArStage
 from omni_server.errors import ConfigError
 from omni_server.family import StageFootprint, load_family
 from stages.demo_checkpoint.qwen2_5_omni.genuine import genuine_model_config as genuine_qwen2_5
@@ -99,6 +100,30 @@ def test_a_shipped_config_fits_its_main_memory(name: str, folders: Folders) -> N
     assert report.findings == []
 
 
+def test_graphs_of_more_tokens_take_memory_from_the_kv_cache(folders: Folders) -> None:
+    config = load_stage_config(find_shipped_config("qwen3_omni"))
+    footprint = footprints_of(config, folders("30b"))["thinker"]
+
+    def kv_bytes(**engine_args: object) -> int:
+        thinker = config.stages["thinker"]
+        changed = thinker.model_copy(update={"engine_args": {**thinker.engine_args, **engine_args}})
+        stages = {**config.stages, "thinker": changed}
+        needs = stage_needs(
+            "thinker",
+            config.model_copy(update={"stages": stages}),
+            footprint,
+            StoredWeights(),
+            int(FOUND_141 * GIB),
+        )
+        assert needs.memory.kv_cache is not None
+        return needs.memory.kv_cache
+
+    shipped, fewer, none = kv_bytes(), kv_bytes(max_cudagraph_capture_size=512), kv_bytes(enforce_eager=True)
+
+    assert fewer - shipped == pytest.approx(2.9e9, rel=0.01)  # docs/performance.md
+    assert none - fewer == pytest.approx(1.1e9, rel=0.05)
+
+
 # -- without a config
 
 TUNED = (32768, 64)
@@ -133,8 +158,13 @@ def test_qwen3_omni_gets_the_largest_deployment_that_fits(folders: Folders) -> N
         key: config and (config.stages["thinker"].max_model_len, config.stages["thinker"].max_num_seqs)
         for key, config in configs.items()
     } == CHOSEN
-    on_two = configs[None, (80.0, 80.0)]
+    on_two, on_one = configs[None, (80.0, 80.0)], configs[None, (80.0,)]
     assert on_two is not None
+    assert on_one is not None
+    assert [
+        [stage.engine_args[CAPTURE_SIZE] for stage in config.stages.values() if isinstance(stage, ArStage)]
+        for config in (on_two, on_one)
+    ] == [[2048, 512], [128, 128]]
     assert [stage.devices for stage in on_two.stages.values()] == [(0,), (1,), (1,)]
 
 

@@ -1,4 +1,5 @@
-"""The process of a command: output that cannot be written does not end it, and freed memory goes back to the
+"""The process of a command: output that cannot be written does not end it, its limit of file descriptors is
+raised, and freed memory goes back to the
 system."""
 
 import os
@@ -139,3 +140,34 @@ def test_large_blocks_are_given_back_when_they_are_freed() -> None:
     held, kept = map(int, process.stdout.split())
     assert held >= 100
     assert kept < 10
+
+
+LIMITS = """
+import resource, sys
+from omni_server.cli.process import raise_descriptor_limit
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 1000))
+raise_descriptor_limit()
+print(resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_the_limit_of_descriptors_is_raised_as_far_as_the_system_allows() -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", LIMITS], capture_output=True, text=True, check=True, cwd=ROOT, timeout=60
+    )
+    assert process.stdout == "(1000, 1000)\n"
+
+
+def test_too_few_descriptors_are_one_line_and_code_2() -> None:
+    command = [sys.executable, "-m", "omni_server.cli.main", "serve"]
+    ended = subprocess.run(
+        ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    (line,) = ended.stderr.splitlines()
+    assert "the limit of file descriptors is 64" in line

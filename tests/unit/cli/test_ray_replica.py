@@ -42,7 +42,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> FakePipeline:
     fake = FakePipeline()
     monkeypatch.setattr(ray_replica, "running", fake.running)
     monkeypatch.setattr(ray_replica, "prepare", lambda options, out, config: (Path("/model"), config))
-    for name in ("set_up_logging", "return_freed_memory", "set_engine_environment"):
+    for name in ("set_up_logging", "raise_descriptor_limit", "return_freed_memory", "set_engine_environment"):
         monkeypatch.setattr(ray_replica, name, lambda *_: None)
     monkeypatch.setattr(ray_replica.fork_server, "import_engine_modules", lambda _: None)
     return fake
@@ -69,6 +69,15 @@ async def test_it_serves_the_application_of_serve(pipeline: FakePipeline, tmp_pa
         await replica.check_health()
         assert pipeline.is_running
     assert not pipeline.is_running
+
+
+async def test_heads_of_requests_are_bounded_as_in_serve(pipeline: FakePipeline) -> None:
+    replica = replica_of("--max-url-size", "50", "--max-header-size", "1K", "--max-header-fields", "20")
+    async with http_client(await replica.__serve_build_asgi_app__()) as client:
+        assert (await client.get("/live")).status_code == 200
+        assert (await client.get("/live?" + "x" * 50)).status_code == 414
+        assert (await client.get("/live", headers={"x": "x" * 1000})).status_code == 431
+        assert (await client.get("/live", headers={f"x-{n}": "x" for n in range(20)})).status_code == 431
 
 
 async def test_a_pipeline_that_has_died_for_good_is_unhealthy_and_its_requests_end(

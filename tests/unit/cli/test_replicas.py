@@ -35,7 +35,7 @@ class Server:
         return (
             Replica("thinker", 4711, 3, 0, "up"),
             Replica("talker/0", 4712, 12, 0, "draining"),
-            Replica("talker/1", None, 0, 2, "down"),
+            Replica("talker/1", None, 0, 2, "failed"),
         )
 
     async def replace(self, replica: str, timeout_s: float | None) -> int:
@@ -70,7 +70,7 @@ async def test_the_replicas_are_listed(server: Server, capsys: pytest.CaptureFix
         ["replica", "process", "requests", "restarts", "status"],
         ["thinker", "4711", "3", "0", "up"],
         ["talker/0", "4712", "12", "0", "draining"],
-        ["talker/1", "-", "0", "2", "down"],
+        ["talker/1", "-", "0", "2", "failed"],
     ]
 
 

@@ -1,6 +1,7 @@
 """`omni-server serve` up to the point where engines would start."""
 
 import json
+import os
 import re
 import ssl
 from pathlib import Path
@@ -11,7 +12,7 @@ from omni_server.api.config import ApiConfig, CorsRules, TlsFiles
 from omni_server.check import default_config
 from omni_server.check.machine import Gpu
 from omni_server.check.report import DeviceMemory
-from omni_server.cli import serve
+from omni_server.cli import pipeline, serve
 from omni_server.cli.main import main
 from omni_server.cli.serve_flags import KEY_VARIABLES, ServeOptions
 from omni_server.config.load import find_shipped_config, load_stage_config
@@ -329,6 +330,7 @@ def test_origins_may_be_a_json_list_as_in_vllm(parsed: list[ServeOptions]) -> No
 @pytest.fixture
 def no_start(monkeypatch: pytest.MonkeyPatch) -> list[StageConfig]:
     """Configs that engines would have been started with, in an environment that stays as it is."""
+    monkeypatch.setattr(default_config, "set_library_environment", lambda: None)
     monkeypatch.setattr(default_config, "set_engine_environment", lambda config: None)
     configs: list[StageConfig] = []
 
@@ -345,6 +347,22 @@ def seven_b(tmp_path: Path) -> Path:
     """The 7B as far as a plan looks at it."""
     (tmp_path / "config.json").write_text(json.dumps(genuine_model_config("7b")))
     return tmp_path
+
+
+def test_torch_finds_the_level_of_its_log_when_it_is_imported(
+    seven_b: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels: list[str | None] = []
+
+    def has_gpu() -> bool:
+        """Imports torch."""
+        levels.append(os.environ.get("TORCH_CPP_LOG_LEVEL"))
+        return False
+
+    monkeypatch.setattr(os, "environ", {"HOME": os.environ["HOME"]})
+    monkeypatch.setattr(default_config, "has_gpu", has_gpu)
+    assert main(["serve", str(seven_b)]) == 2
+    assert levels == ["ERROR"]
 
 
 def test_without_a_gpu_a_genuine_model_is_refused_in_one_line_before_weights_are_looked_for(
@@ -441,6 +459,33 @@ def test_flags_that_contradict_the_stage_config_are_refused(
 
     assert message in capsys.readouterr().err
     assert no_start == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--api-key", ""], "an API key is empty"),
+        (
+            ["--ssl-certfile", "/nope"],
+            "cannot use the TLS certificate or key /nope: No such file or directory",
+        ),
+    ],
+)
+def test_what_cannot_serve_is_refused_before_the_model_is_looked_for(
+    flags: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pipeline, "prepare", lambda *_: pytest.fail("the model was looked for"))
+    assert main(["serve", *flags]) == 2
+
+    assert message in capsys.readouterr().err
+
+
+def test_quantization_without_a_gpu_is_refused_before_the_model_is_looked_for(
+    no_start: list[StageConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "/nope", "--quantization", "fp8"]) == 2
+
+    assert "--quantization fp8 needs an NVIDIA GPU" in capsys.readouterr().err
 
 
 def test_a_missing_model_folder_exits_with_2_and_one_line(

@@ -2,10 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, Literal, get_args, get_origin
 
 import pytest
-from pydantic import BaseModel
+import yaml
+from pydantic import BaseModel, TypeAdapter
 
 from omni_server.config.load import shipped_configs
 from omni_server.config.pipeline import find_family
@@ -37,6 +38,20 @@ def test_no_kind_of_mapping_is_left_out(model: type[BaseModel]) -> None:
     inner = {cls for field in model.model_fields.values() for cls in _models_in(field.annotation)}
 
     assert inner <= set(DOCUMENTED.values())
+
+
+@pytest.mark.parametrize("model", DOCUMENTED.values(), ids=DOCUMENTED)
+def test_a_word_that_yaml_reads_as_something_else_is_accepted_as_documented(model: type[BaseModel]) -> None:
+    for name, field in model.model_fields.items():
+        for word in _words_in(field.annotation):
+            as_field = TypeAdapter(Annotated[field.annotation, name, *field.metadata])
+            assert as_field.validate_python(yaml.safe_load(word)) == word
+
+
+def _words_in(annotation: object) -> set[str]:
+    if get_origin(annotation) is Literal:
+        return {word for word in get_args(annotation) if isinstance(word, str)}
+    return set().union(*(_words_in(argument) for argument in get_args(annotation)))
 
 
 def _models_in(annotation: object) -> set[type[BaseModel]]:

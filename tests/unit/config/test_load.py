@@ -9,6 +9,7 @@ import yaml
 from omni_server.config.load import find_shipped_config, find_stage_config, load_stage_config, shipped_configs
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
+from stages.diffusers.options import DiffusersStage
 from tests.unit.config.deployment import deployment, deployment_with, deployment_without
 
 
@@ -30,6 +31,26 @@ def refusal(folder: Path, document: object) -> str:
 
 def test_a_valid_file_gives_what_the_model_gives(tmp_path: Path) -> None:
     assert load_stage_config(write(tmp_path, deployment())) == StageConfig.model_validate(deployment())
+
+
+@pytest.mark.parametrize("mps", ["auto", "on", "off"])
+def test_mps_is_written_without_quotes(tmp_path: Path, mps: str) -> None:
+    path = write(tmp_path, deployment())
+    path.write_text(f"{path.read_text()}mps: {mps}\n")
+    assert load_stage_config(path).mps == mps
+
+
+@pytest.mark.parametrize("name", ["2024", "1_000", "on", "no", "null", "2026-11-27", "1e3"])
+def test_a_name_that_looks_like_a_number_or_a_word_of_yaml_is_a_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "stages.yaml"
+    loras = f"loras: {{{name}: style.safetensors}}"
+    path.write_text(
+        f"model_family: stages.diffusers:FAMILY\nplatform: cpu\n"
+        f"stages: {{image: {{max_model_len: 4096, max_num_batched_tokens: 4096, {loras}}}}}\n"
+    )
+    (stage,) = load_stage_config(path).stages.values()
+    assert isinstance(stage, DiffusersStage)
+    assert stage.loras == {name: "style.safetensors"}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-import gc
-
 import pytest
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -15,6 +13,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
     world = World()
     monkeypatch.setattr(supervisor, "POLL_S", 0.001)
+    monkeypatch.setattr(supervisor, "LACK_BACKOFF_S", 0.001)
     monkeypatch.setattr(engine_handle, "close_frontend", close_frontend)
-    monkeypatch.setattr(gc, "collect", lambda: 0)  # of all that a test run has imported: seconds
     return world

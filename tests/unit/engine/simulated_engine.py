@@ -1,6 +1,7 @@
 """An engine handle over an engine that is not there: what it builds, and what becomes of it."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -77,6 +78,7 @@ class Processes:
         return "its engine process was killed (SIGKILL)"
 
     def kill(self) -> None:
+        assert threading.current_thread() is not threading.main_thread(), "the event loop would stand still"
         self._world.events.append("killed")
 
     def terminate(self) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 from vllm.logprobs import Logprob
 from vllm.multimodal.inputs import PlaceholderRange
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -77,7 +78,9 @@ class FakeEngine:
         self.requests: dict[str, SamplingParams] = {}
         self.structured: list[str] = []
         self.fed: list[AddressedFeed] = []
-        self.output_processor = SimpleNamespace(stage_metrics=ArStageMetrics(), row_ledger=None)
+        self.output_processor = SimpleNamespace(
+            stage_metrics=ArStageMetrics(), row_ledger=None, request_states={}
+        )
         self.renderer: FakeRenderer | None = None
         self.input_processor = SimpleNamespace(mm_encoder_cache_size=50)
 
@@ -96,6 +99,8 @@ class FakeEngine:
     ) -> RequestOutputCollector:
         self.structured.append(request_id)
         return await self.add_request(request_id, engine_input, params, priority=priority)
+
+    fail = StageAsyncLLM.fail
 
     async def abort(self, request_id: str, *, internal: bool) -> None:
         self.requests.pop(request_id.removesuffix("-internal") if internal else request_id, None)
@@ -120,7 +125,7 @@ class Refused(SamplingParams):
 
     def verify(self, *_: object) -> None:
         cause = ValueError("[12:34:56] /src/grammar.cc:1: rule\x1b[31m\u2028is cyclic\n")
-        raise ValueError("no grammar:\r\n1970-01-01 INFO forged") from cause
+        raise VLLMValidationError("no grammar:\r\n1970-01-01 INFO forged") from cause
 
 
 async def never_built(progress: StartProgress) -> BuiltEngine[StageAsyncLLM]:
@@ -274,7 +279,7 @@ async def test_what_the_stage_did_is_counted_once_for_each_request() -> None:
     stream = await handle.open("a", (1, 2), SamplingParams())
     await stream.close()
     await stream.close()
-    engine.error = ValueError("no")
+    engine.error = VLLMValidationError("no")
     with pytest.raises(InvalidRequestError):
         await handle.open("b", (1, 2), SamplingParams())
     assert handle.metrics.ended == {"abort": 1}
@@ -314,10 +319,52 @@ async def test_a_request_that_is_cancelled_while_it_is_sent_does_not_run_on() ->
 
 async def test_a_refused_request_is_the_callers_mistake_and_leaves_nothing() -> None:
     engine = FakeEngine()
-    engine.error = ValueError("top_k is too large")
-    with pytest.raises(InvalidRequestError, match="top_k"):
+    engine.error = VLLMValidationError("top_k is too large", parameter="top_k", value=10**6)
+    with pytest.raises(InvalidRequestError, match=r"^top_k is too large$"):
         await handle_of(engine).open("a", (1,), SamplingParams(), drop)
     assert engine.row_sinks == {}
+
+
+class Broken(SamplingParams):
+    def verify(self, *_: object) -> None:
+        raise ValueError("math domain error")
+
+
+async def test_an_error_that_vllm_did_not_expect_is_not_the_callers_mistake() -> None:
+    engine = FakeEngine()
+    engine.error = ValueError("not enough values to unpack")
+    with pytest.raises(ValueError, match="not enough values"):
+        await handle_of(engine).open("a", (1,), SamplingParams(), drop)
+    assert engine.row_sinks == {}
+    with pytest.raises(ValueError, match="math domain"):
+        await handle_of(FakeEngine()).check(Broken())
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError])
+async def test_a_renderer_that_fails_does_not_blame_the_prompt(error: type[Exception]) -> None:
+    class Failing(FakeRenderer):
+        def render_cmpl(self, prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            raise error("'NoneType' object is not subscriptable")
+
+    with pytest.raises(error, match="NoneType"):
+        await handle_that_renders(Failing()).render(Prompt("a"))
+
+
+async def test_what_the_renderer_refuses_is_told_without_the_value() -> None:
+    class Refusing(FakeRenderer):
+        def render_cmpl(self, prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+            raise VLLMValidationError("At most 2 images may be provided.", parameter="image", value=b"secret")
+
+    with pytest.raises(InvalidRequestError) as caught:
+        await handle_that_renders(Refusing()).render(Prompt("a"))
+    assert caught.value.message == "The prompt cannot be processed: At most 2 images may be provided."
+
+
+async def test_a_regular_expression_with_nul_is_the_callers_mistake() -> None:
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a\0"))
+    with pytest.raises(InvalidRequestError, match="NUL") as caught:
+        await handle_of(FakeEngine()).check(params, "structured_outputs")
+    assert caught.value.param == "structured_outputs"
 
 
 async def test_a_refusal_is_one_line_without_control_characters() -> None:
@@ -325,6 +372,20 @@ async def test_a_refusal_is_one_line_without_control_characters() -> None:
         await handle_of(FakeEngine()).check(Refused(), "tools")
     assert caught.value.message == "no grammar:  1970-01-01 INFO forged rule [31m is cyclic"
     assert caught.value.param == "tools"
+
+
+async def test_a_request_whose_rows_cannot_be_sent_fails_at_once() -> None:
+    engine = FakeEngine()
+    handle = handle_of(engine)
+    stream = await handle.open("a", (1,), SamplingParams())
+    engine.output_processor.request_states[stream.engine_id] = SimpleNamespace(queue=engine.queue)
+    engine.error = ValueError("unforeseen")
+    handle.outbox.put((stream.engine_id, RowsFeed(final_length=3)))
+    handle.outbox.put(("one that has ended", RowsFeed(final_length=3)))
+    with pytest.raises(StageError, match="its input could not be sent"):
+        await asyncio.wait_for(anext(stream.outputs()), 10)
+    await stream.close()
+    assert engine.requests == {}
 
 
 async def test_a_dead_engine_takes_no_feeds() -> None:

@@ -1,10 +1,11 @@
 """Work that goes on when the task that waits for it is cancelled."""
 
 import asyncio
+import threading
 
 import pytest
 
-from omni_server.engine.cancellation import uninterrupted
+from omni_server.engine.cancellation import in_daemon_thread, uninterrupted
 
 
 class Work:
@@ -53,3 +54,18 @@ async def test_error_is_raised_also_after_a_cancellation() -> None:
     work.may_end.set()
     with pytest.raises(ValueError, match="failed"):
         await task
+
+
+async def test_a_blocking_call_waits_while_the_machine_has_no_thread_to_give(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, refusals = threading.Thread.start, [RuntimeError("can't start new thread")] * 2
+
+    def started(thread: threading.Thread) -> None:
+        if refusals:
+            raise refusals.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    assert await asyncio.wait_for(in_daemon_thread(lambda: "done"), 10) == "done"
+    assert not refusals

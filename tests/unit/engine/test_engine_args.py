@@ -102,16 +102,16 @@ def test_a_stage_of_many_steps_has_an_executor_and_no_worker(tmp_path: Path) -> 
     assert made.worker_cls == AsyncEngineArgs.worker_cls
 
 
-def test_devices_count_on_cuda_only(tmp_path: Path) -> None:
+def test_the_share_of_the_device_counts_on_cuda_only(tmp_path: Path) -> None:
     config = stage(devices=[1], gpu_memory_utilization=0.2)
     on_cuda = diffusion_engine_args(
         tmp_path, config, platform="cuda", load_format="auto", hf_overrides=overrides, carries_state=True
     )
-    assert (on_cuda.device_ids, on_cuda.gpu_memory_utilization) == ([1], 0.2)
+    assert on_cuda.gpu_memory_utilization == 0.2
     on_cpu = diffusion_engine_args(
         tmp_path, config, platform="cpu", load_format="auto", hf_overrides=overrides, carries_state=True
     )
-    assert on_cpu.device_ids is None
+    assert on_cpu.gpu_memory_utilization == AsyncEngineArgs.gpu_memory_utilization
 
 
 def runtime_config(

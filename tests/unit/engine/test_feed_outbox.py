@@ -33,7 +33,7 @@ def rows(slot: int) -> RowsFeed:
 
 async def test_what_comes_in_one_turn_leaves_as_one_message() -> None:
     talker = Talker()
-    outbox = FeedOutbox(talker.send, list[SharedBlock]().append)
+    outbox = FeedOutbox(talker.send, list[SharedBlock]().append, list[str]().append)
     for request_id, slot in [("a", 0), ("b", 1), ("a", 2)]:
         outbox.put((request_id, rows(slot)))
     assert talker.messages == [], "sent before the turn was over"
@@ -47,7 +47,7 @@ async def test_what_comes_in_one_turn_leaves_as_one_message() -> None:
 async def test_messages_are_handed_over_in_order_while_an_earlier_one_is_still_on_its_way() -> None:
     talker = Talker()
     talker.gate.clear()
-    outbox = FeedOutbox(talker.send, list[SharedBlock]().append)
+    outbox = FeedOutbox(talker.send, list[SharedBlock]().append, list[str]().append)
     for slot in range(3):
         outbox.put(("a", rows(slot)))
         await settle()
@@ -61,7 +61,8 @@ async def test_the_end_of_whoever_put_a_feed_does_not_interrupt_it() -> None:
     talker = Talker()
     talker.gate.clear()
     dropped: list[SharedBlock] = []
-    outbox = FeedOutbox(talker.send, dropped.append)
+    failed: list[str] = []
+    outbox = FeedOutbox(talker.send, dropped.append, failed.append)
 
     async def request() -> None:
         outbox.put(("a", rows(0)))
@@ -80,18 +81,28 @@ async def test_the_end_of_whoever_put_a_feed_does_not_interrupt_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [StageDeadError("talker", "its engine process has died"), asyncio.CancelledError()]
+    ("error", "num_failed"),
+    [
+        (StageDeadError("talker", "its engine process has died"), 0),  # which fails its requests itself
+        (BufferError("unforeseen"), 2),
+        (asyncio.CancelledError(), 2),
+    ],
 )
-async def test_what_nobody_took_is_dropped_and_later_feeds_are_tried_again(error: BaseException) -> None:
+async def test_what_nobody_took_is_dropped_its_requests_fail_and_later_feeds_are_tried_again(
+    error: BaseException, num_failed: int
+) -> None:
     talker = Talker()
     talker.error = error
     dropped: list[SharedBlock] = []
-    outbox = FeedOutbox(talker.send, dropped.append)
+    failed: list[str] = []
+    outbox = FeedOutbox(talker.send, dropped.append, failed.append)
     inline = RowsFeed(RowsPayload(3, 0, 4, "float32", InlineBlock(b"rows"), (Segment(0, 1, 0),)))
     for feed in (rows(0), RowsFeed(num_released=4), inline, rows(1)):
         outbox.put(("a", feed))
+    outbox.put(("b", RowsFeed(num_released=4)))
     await settle()
     assert dropped == [SharedBlock(0, 1, 0), SharedBlock(1, 1, 0)]
+    assert sorted(failed) == ["a", "b"][:num_failed]
     talker.error = None
     outbox.put(("a", rows(2)))
     await settle()

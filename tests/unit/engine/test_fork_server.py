@@ -102,3 +102,17 @@ def test_a_program_that_crashes_takes_fork_server_and_engines_with_it(folder: Pa
         assert process.wait(TIMEOUT_S) == 1
         report = report_in(folder)
     wait_until_nothing_is_left(report, folder)
+
+
+def test_a_program_that_has_imported_for_its_engines_ends_without_a_word() -> None:
+    """Triton is the module of theirs that looks for leaks."""
+    program = (
+        "from types import SimpleNamespace\n"
+        "from omni_server.engine import fork_server\n"
+        "vars(fork_server)['_MODULES'] = ()\n"
+        "fork_server.import_engine_modules(SimpleNamespace(engine_modules=('triton',)))\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert finished.stdout + finished.stderr == ""

@@ -12,14 +12,17 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.pipeline import Embeddings
+from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.engine import launcher
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import EngineProcesses
+from omni_server.engine.environment import VISIBLE_DEVICES
 from omni_server.engine.launcher import EngineBuilder
 from omni_server.engine.mps import MpsDaemon
 from omni_server.engine.process_files import TempFolder
 from omni_server.engine.start_progress import StartProgress
+from omni_server.errors import ConfigError
 from omni_server.family import ModelFamily
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from stages.qwen2_5_omni.family import PIPELINE
@@ -34,9 +37,7 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
 
     async def build_engine(*_: Any, environment: dict[str, str], **__: Any) -> BuiltEngine[AsyncLLM]:
         built.append(environment)
-        return BuiltEngine(
-            cast(AsyncLLM, SimpleNamespace(output_processor=SimpleNamespace())), cast(EngineProcesses, None)
-        )
+        return BuiltEngine(cast(AsyncLLM, SimpleNamespace(renderer=None)), cast(EngineProcesses, None))
 
     monkeypatch.setattr(launcher, "build_engine", build_engine)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -44,12 +45,12 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     return built
 
 
-def builder_in(folder: Path, mps: object = None) -> EngineBuilder:
+def builder_in(folder: Path, mps: object = None, config: StageConfig = CONFIG) -> EngineBuilder:
     temp = SimpleNamespace(path=folder, check_room=lambda: None, variables=lambda: {"TMPDIR": str(folder)})
     family = SimpleNamespace(hf_overrides=lambda stage: None)
     return EngineBuilder(
         folder,
-        CONFIG,
+        config,
         cast(ModelFamily, family),
         queues={("thinker", "talker"): (QueueSpec(4, None, 64, 8, 1),)},
         temp=cast(TempFolder, temp),
@@ -98,7 +99,7 @@ async def test_a_stage_that_gets_text_as_ids_looks_up_its_rows(
 
     async def build_engine(name: str, _: Any, arguments: Any, **__: Any) -> BuiltEngine[AsyncLLM]:
         built[name] = arguments.additional_config
-        return BuiltEngine(cast(AsyncLLM, None), cast(EngineProcesses, None))
+        return BuiltEngine(cast(AsyncLLM, SimpleNamespace(renderer=None)), cast(EngineProcesses, None))
 
     monkeypatch.setattr(launcher, "build_engine", build_engine)
     builder = builder_in(tmp_path)
@@ -126,10 +127,87 @@ async def test_threads_that_the_operator_has_set_stay(
 async def test_engines_are_clients_of_the_servers_mps(
     environments: list[dict[str, str]], tmp_path: Path
 ) -> None:
-    await build(
-        builder_in(tmp_path, SimpleNamespace(variables=lambda: {"CUDA_MPS_PIPE_DIRECTORY": "/pipes"}))
-    )
+    await build(builder_in(tmp_path, SimpleNamespace(variables={"CUDA_MPS_PIPE_DIRECTORY": "/pipes"})))
     assert environments[0]["CUDA_MPS_PIPE_DIRECTORY"] == "/pipes"
+
+
+EIGHT = "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e,GPU-f,GPU-g,GPU-h"
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices", "seen"),
+    [
+        (None, [0, 1], ["0", "1"]),
+        ("", [0, 1], ["0", "1"]),
+        ("5", [0], ["5", "5"]),
+        ("4,5,6,7", [3, 1], ["7", "5"]),
+        (EIGHT, [0, 7], ["GPU-a", "GPU-h"]),
+    ],
+)
+async def test_each_replica_sees_its_own_device_only(
+    environments: list[dict[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    devices: list[int],
+    seen: list[str],
+) -> None:
+    """So it is device 0 to each of them: the code that one of them has compiled runs in the others."""
+    monkeypatch.delenv(VISIBLE_DEVICES, raising=False)
+    if visible is not None:
+        monkeypatch.setenv(VISIBLE_DEVICES, visible)
+    for environment in await environments_of_thinkers(tmp_path, environments, replicas=2, devices=devices):
+        assert environment[VISIBLE_DEVICES] == seen.pop(0)
+    assert not seen
+
+
+async def test_the_ranks_of_a_replica_see_the_devices_of_all_of_them(
+    environments: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VISIBLE_DEVICES, "4,5,6,7")
+    built = await environments_of_thinkers(
+        tmp_path, environments, replicas=2, devices=[0, 1, 2, 3], tensor_parallel_size=2
+    )
+    assert [environment[VISIBLE_DEVICES] for environment in built] == ["4,5", "6,7"]
+
+
+async def test_a_device_that_the_operator_has_hidden_is_named(
+    environments: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VISIBLE_DEVICES, "1")
+    with pytest.raises(ConfigError, match=r"device 1, counted from 0, and CUDA_VISIBLE_DEVICES=1 makes 1"):
+        await environments_of_thinkers(tmp_path, environments, replicas=2, devices=[0, 1])
+
+
+async def test_an_instance_of_a_partitioned_gpu_beside_another_is_refused(
+    environments: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA shows a process only one instance, the first."""
+    monkeypatch.setenv(VISIBLE_DEVICES, "MIG-a,MIG-b")
+    with pytest.raises(ConfigError, match="one instance of a partitioned GPU"):
+        await environments_of_thinkers(tmp_path, environments, replicas=2, devices=[0, 1])
+
+
+async def test_engines_on_a_cpu_keep_the_servers_devices(
+    environments: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VISIBLE_DEVICES, "4,5")
+    await build(builder_in(tmp_path))
+    assert environments[0][VISIBLE_DEVICES] == "4,5"
+
+
+async def environments_of_thinkers(
+    folder: Path, environments: list[dict[str, str]], **fields: object
+) -> list[dict[str, str]]:
+    thinker = CONFIG.stages["thinker"].model_copy(update=fields)
+    assert isinstance(thinker, ArStage)
+    config = CONFIG.model_copy(update={"platform": "cuda", "stages": {**CONFIG.stages, "thinker": thinker}})
+    builder = builder_in(folder, config=config)
+    builder.queues = {("thinker", "talker"): builder.queues["thinker", "talker"] * thinker.replicas}
+    with StartProgress(lambda line: None) as progress:
+        for number in range(thinker.replicas):
+            await builder.build_ar("thinker", thinker, progress, number)
+    return environments
 
 
 async def test_what_vllm_sets_in_this_process_does_not_reach_the_engine_of_a_restart(
@@ -140,3 +218,25 @@ async def test_what_vllm_sets_in_this_process_does_not_reach_the_engine_of_a_res
     monkeypatch.setenv("LD_PRELOAD", "libtcmalloc.so")
     await build(builder)
     assert environments[0] == environments[1]
+
+
+async def test_the_renderer_of_an_engine_serves_its_successor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """vLLM makes one in seconds, in which no stream of the server advances."""
+    given: list[object] = []
+
+    async def build_engine(*_: Any, renderer: object, **__: Any) -> BuiltEngine[AsyncLLM]:
+        given.append(renderer)
+        client = SimpleNamespace(renderer=renderer or f"of engine {len(given)}")
+        return BuiltEngine(cast(AsyncLLM, client), cast(EngineProcesses, None))
+
+    monkeypatch.setattr(launcher, "build_engine", build_engine)
+    thinker = CONFIG.stages["thinker"].model_copy(update={"replicas": 2})
+    assert isinstance(thinker, ArStage)
+    builder = builder_in(tmp_path)
+    builder.queues = {("thinker", "talker"): builder.queues["thinker", "talker"] * 2}
+    with StartProgress(lambda line: None) as progress:
+        for number in (0, 1, 1, 0, 1):
+            await builder.build_ar("thinker", thinker, progress, number)
+    assert given == [None, None, "of engine 2", "of engine 1", "of engine 2"]

@@ -1,5 +1,6 @@
 """The Multi-Process Service daemon, with a stand-in for NVIDIA's program."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -7,8 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from vllm.platforms import current_platform
 
 from omni_server.config.stage_config import StageConfig
+from omni_server.engine.environment import VISIBLE_DEVICES
 from omni_server.engine.mps import CONTROL, PIPE_VARIABLE, start_mps
 from omni_server.errors import ConfigError
 from tests.unit.config.deployment import deployment
@@ -17,6 +20,7 @@ WORKING = """
     import os, signal, sys, time
     directory = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
     open(directory + "/pid", "w").write(str(os.getpid()))
+    open(directory + "/devices", "w").write(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
     open(directory + "/control", "w").close()
     time.sleep(60)
 """
@@ -45,6 +49,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("PATH", str(tmp_path))
 
     monkeypatch.delenv(PIPE_VARIABLE, raising=False)
+    monkeypatch.delenv(VISIBLE_DEVICES, raising=False)
     return put
 
 
@@ -52,12 +57,41 @@ def test_children_are_clients_of_a_daemon_that_leaves_nothing_behind(install, tm
     install(WORKING)
     daemon = start_mps(config(), tmp_path)
     assert daemon is not None
-    assert daemon.variables()[PIPE_VARIABLE] == str(daemon.directory)
+    assert daemon.variables[PIPE_VARIABLE] == str(daemon.directory)
     pid = int((daemon.directory / "pid").read_text())
     assert is_running(pid)
     daemon.stop()
     assert not is_running(pid)
     assert not daemon.directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, None),
+        ("1", "GPU-b"),
+        ("2,1", "GPU-c,GPU-b"),
+        ("GPU-b,GPU-c", "GPU-b,GPU-c"),
+        ("MIG-a", "MIG-a"),
+    ],
+)
+def test_daemon_and_clients_name_the_visible_devices_alike(
+    install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: str | None
+) -> None:
+    """The daemon numbers its devices anew. A number in its environment and in a client's is applied twice."""
+    install(WORKING)
+    if visible is not None:
+        monkeypatch.setenv(VISIBLE_DEVICES, visible)
+        numbers = [int(number) for number in visible.split(",") if number.isdecimal()]
+        monkeypatch.setattr(current_platform, "device_count", lambda: len(numbers))
+        monkeypatch.setattr(current_platform, "get_device_uuid", lambda n: f"GPU-{'abc'[numbers[n]]}")
+    daemon = start_mps(config(), tmp_path)
+    assert daemon is not None
+    of_daemon = (daemon.directory / "devices").read_text()
+    daemon.stop()
+    of_clients = (dict(os.environ) | daemon.variables).get(VISIBLE_DEVICES)
+    assert of_clients == expected
+    assert of_daemon == ("all" if expected is None else expected)
 
 
 def test_the_daemon_ends_with_a_killed_server(install, tmp_path: Path) -> None:

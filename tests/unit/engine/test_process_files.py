@@ -5,6 +5,7 @@ import asyncio
 import errno
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +19,13 @@ import pytest
 
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.engine.launcher import start_engines
-from omni_server.engine.process_files import PREFIX, TempFolder, check_cache_folder, sweep_dead_folders
+from omni_server.engine.process_files import (
+    PREFIX,
+    TempFolder,
+    check_cache_folder,
+    check_descriptors,
+    sweep_dead_folders,
+)
 from omni_server.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -150,6 +157,21 @@ def test_a_folder_without_room_is_named(parent: Path, monkeypatch: pytest.Monkey
     folder.check_room()
     assert not list(folder.path.iterdir())
     folder.remove()
+
+
+def test_an_engine_without_file_descriptors_is_refused_and_takes_none() -> None:
+    """libzmq would end the process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    check_descriptors()
+    taken = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
+    tenth_free = [number for number in range(soft) if number not in taken][9]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (tenth_free + 1, hard))
+    try:
+        with pytest.raises(ConfigError, match=r"fewer than 64 .* \(Too many open files\): raise the limit"):
+            check_descriptors()
+        assert {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} == taken
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_path_that_is_too_long_for_sockets_is_refused(

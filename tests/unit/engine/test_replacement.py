@@ -139,6 +139,30 @@ async def test_a_new_engine_that_fails_is_started_again(pair: Pair, fails: str) 
     assert pair.supervisor.num_restarts["talker/1"] == 1
 
 
+async def test_a_replica_that_has_failed_is_started_again_when_the_window_allows_it(world: World) -> None:
+    pair = Pair(max_restarts=1, restart_window_s=0.3)
+    pair.second.build_errors = [ConfigError("invalid argument")] * 2
+    pair.second.die()
+    await until(lambda: pair.supervisor.failed == ("talker/1",))
+    assert pair.second.handle.is_dead
+    await until(lambda: "built" in pair.second.events)
+    assert pair.second.events.count("build") == 3
+    await until(lambda: pair.supervisor.failed == ())
+    assert pair.supervisor.failed_stage is None
+    await pair.supervisor.stop()
+
+
+async def test_the_server_ends_if_the_others_fail_while_a_replica_waits_for_its_window(world: World) -> None:
+    pair = Pair(max_restarts=1)
+    for one in (pair.second, pair.first):
+        assert pair.supervisor.failed_stage is None
+        one.build_errors = [ConfigError("invalid argument")] * 9
+        one.die()
+        await until(lambda: one.handle.name in pair.supervisor.failed)  # noqa: B023
+    assert pair.supervisor.failed_stage == "talker"
+    await pair.supervisor.stop()
+
+
 async def test_the_server_ends_with_the_last_replica_of_a_stage(world: World) -> None:
     pair = Pair(max_restarts=0)
     pair.second.die()

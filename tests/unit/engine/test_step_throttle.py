@@ -111,7 +111,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, AsyncEngineArgs]:
         assert runtime.progress is not None
         arguments[runtime.progress.stage] = engine_args
         client = SimpleNamespace(
-            output_processor=SimpleNamespace(), model_config=SimpleNamespace(max_model_len=8192)
+            output_processor=SimpleNamespace(),
+            model_config=SimpleNamespace(max_model_len=8192),
+            renderer=None,
         )
         return BuiltEngine(cast(AsyncLLM, client), cast(EngineProcesses, None))
 

@@ -2,16 +2,19 @@
 death or a hang is noticed, and when a stage is not started again."""
 
 import asyncio
+import errno
 import logging
 import time
 from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+import zmq
 
 from omni_server.config.stage_config import SupervisionConfig
 from omni_server.engine import supervisor
 from omni_server.engine.engine_handle import EngineHandle, Stage
+from omni_server.engine.start_progress import StartProgress
 from omni_server.engine.supervisor import CrashLoopError, Restarts, Supervisor, until_down
 from omni_server.errors import ConfigError, StageDeadError
 from tests.unit.engine.simulated_engine import CLEARED, World, needs, until
@@ -64,6 +67,50 @@ async def test_a_start_that_fails_is_tried_again(world: World) -> None:
     await until(lambda: "built" in world.events)
     assert world.events == [*CLEARED, "build", "build", "build", "built"]
     assert one.num_restarts == {"talker": 3}
+    await one.stop()
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        OSError(errno.EMFILE, "Too many open files"),
+        zmq.ZMQError(errno.ENFILE),
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+    ],
+    ids=repr,
+)
+async def test_a_start_for_which_the_machine_lacks_something_is_tried_until_it_succeeds(
+    world: World, cause: Exception
+) -> None:
+    """However often: that says nothing about the engine."""
+    one = supervised(world, max_restarts=1)
+    told = ConfigError("stage 'talker' did not start")
+    told.__cause__ = cause
+    world.build_errors = [told] * 4
+    world.die()
+    await until(lambda: "built" in world.events)
+    assert world.events.count("build") == 5
+    assert (one.failed, one.failed_stage) == ((), None)
+    await one.stop()
+
+
+async def test_a_start_without_a_socket_for_its_progress_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = supervised(world)
+    enter = StartProgress.__enter__
+    calls = iter([OSError(errno.EMFILE, "Too many open files")])
+
+    def entered(progress: StartProgress) -> StartProgress:
+        for error in calls:
+            raise error
+        return enter(progress)
+
+    monkeypatch.setattr(StartProgress, "__enter__", entered)
+    world.die()
+    await until(lambda: "built" in world.events)
+    assert one.failed_stage is None
     await one.stop()
 
 

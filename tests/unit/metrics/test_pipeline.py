@@ -104,11 +104,15 @@ def test_replicas_have_labels_of_their_own_and_a_stage_without_has_the_same_as_e
         {"thinker": ArStageMetrics(), "talker/0": ArStageMetrics(), "talker/1": ArStageMetrics()},
         {"thinker": 3, "talker/1": 2},
         {("thinker", "talker"): QueueLevel(8, 5, 70), ("talker/1", "other"): QueueLevel(8, 4, 60)},
-        {"thinker": StageLevel(is_up=True, num_restarts=0), "talker/1": StageLevel(True, 3, {"rows": 1})},
+        {
+            "thinker": StageLevel(is_up=True, has_failed=False, num_restarts=0),
+            "talker/1": StageLevel(False, True, 3, {"rows": 1}),
+        },
     ).decode()
     lines = text.splitlines()
     assert 'omni_active_requests{stage="thinker"} 3.0' in lines
     assert 'omni_active_requests{replica="1",stage="talker"} 2.0' in lines
+    assert 'omni_stage_failed{replica="1",stage="talker"} 1.0' in lines
     assert 'omni_stage_restarts_total{replica="1",stage="talker"} 3.0' in lines
     assert 'omni_corrupt_data_total{kind="rows",replica="1",stage="talker"} 1.0' in lines
     assert 'omni_shared_memory_slots_in_use{from_stage="thinker",to_stage="talker"} 5.0' in lines
@@ -126,8 +130,10 @@ def test_levels_of_stages_and_queues_are_told() -> None:
         {"thinker": 3, "talker": 2, "code2wav": 1},
         {("thinker", "talker"): QueueLevel(capacity=8, in_use=5, published=70)},
         {
-            "thinker": StageLevel(is_up=True, num_restarts=0),
-            "talker": StageLevel(is_up=False, num_restarts=3, num_corrupt={"logits": 2, "rows": 0}),
+            "thinker": StageLevel(is_up=True, has_failed=False, num_restarts=0),
+            "talker": StageLevel(
+                is_up=False, has_failed=True, num_restarts=3, num_corrupt={"logits": 2, "rows": 0}
+            ),
         },
     ).decode()
     values = {
@@ -149,6 +155,8 @@ def test_levels_of_stages_and_queues_are_told() -> None:
         ("omni_active_requests", "code2wav"): 1,
         ("omni_stage_up", "thinker"): 1,
         ("omni_stage_up", "talker"): 0,
+        ("omni_stage_failed", "thinker"): 0,
+        ("omni_stage_failed", "talker"): 1,
         ("omni_stage_restarts_total", "thinker"): 0,
         ("omni_stage_restarts_total", "talker"): 3,
         ("omni_corrupt_data_total", "logits", "talker"): 2,

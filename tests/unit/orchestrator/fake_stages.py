@@ -127,7 +127,7 @@ class FakeArStage(FakeEngine):
         self.params: list[SamplingParams] = []
         self.priorities: list[int] = []
         self.dropped: list[SharedBlock] = []
-        self.outbox = FeedOutbox(self.feed, self.dropped.append)
+        self.outbox = FeedOutbox(self.feed, self.dropped.append, list[str]().append)
 
     @property
     def stream(self) -> FakeStream:

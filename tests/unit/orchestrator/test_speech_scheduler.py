@@ -2,6 +2,7 @@
 test_speech_stream.py."""
 
 import asyncio
+import gc
 from contextlib import ExitStack
 from itertools import count
 
@@ -673,6 +674,27 @@ def test_time_makes_a_waiting_window_due() -> None:
         await asyncio.sleep(0.2)
         assert windows.inside == ["a", "b", "ahead"]
         assert windows.limiter.num_inside == 3
+
+    run(work)
+
+
+def num_futures() -> int:
+    gc.collect()
+    return sum(type(item) is asyncio.Future for item in gc.get_objects())
+
+
+def test_windows_that_time_admits_are_not_kept() -> None:
+    async def work() -> None:
+        windows = Windows(1.0)
+        for name in ("a", "b"):
+            await windows.ask(name, due=0.0)
+        num_before = num_futures()
+        for number in range(100):
+            await windows.ask(f"w{number}", due=5.0)
+        await asyncio.sleep(5.0)
+        assert windows.limiter.num_inside == 102
+        windows.tasks.clear()
+        assert num_futures() < num_before + 10
 
     run(work)
 

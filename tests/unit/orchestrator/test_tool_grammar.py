@@ -92,6 +92,7 @@ def test_what_is_no_call_follows_the_schema_of_the_response() -> None:
     schema = StructuredOutput("json", numbered, "response_format")
     assert allows(USE, '{"a": 1}', schema)
     assert allows(USE, NOWHERE, schema)
+    assert not allows(USE, '{  "a": 1}', schema)
     assert not allows(USE, "Hello", schema)
     assert not allows(STRICT, NOWHERE, schema)
     grammar = turn_grammar(USE, schema)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -15,11 +16,11 @@ ARGUMENTS = '{"at": "a } \\" <b> é", "n": [1, {"x": {}}]}'
 OTHER = '<tool_call>\n{"name": "go", "arguments": {}}\n</tool_call>'
 
 
-def parsed(*texts: str, is_parallel: bool = True) -> tuple[str, list[tuple[str, str]]]:
+def parsed(*texts: str, is_parallel: bool = True, is_cut: bool = False) -> tuple[str, list[tuple[str, str]]]:
     """Prose, and name and arguments of each call; checks that each call's id and name come once, and
     first."""
     parser = ToolParser(is_parallel=is_parallel)
-    pieces = [piece for text in texts for piece in parser.push(text)] + parser.finish()
+    pieces = [piece for text in texts for piece in parser.push(text)] + parser.finish(is_cut=is_cut)
     calls: list[tuple[str, str]] = []
     ids = set()
     for piece in pieces:
@@ -60,8 +61,9 @@ CASES = [
         "",
         [("go", '{"a": "é"}'), ("go", "{}")],
     ),
-    ("cut inside arguments", CALL[:60], "", [("look", '{"at": "a } \\" <b>')]),
-    ("cut inside the head", '<tool_call>\n{"name": "lo', '<tool_call>\n{"name": "lo', []),
+    ("an end inside arguments", CALL[:60], "", [("look", '{"at": "a } \\" <b>')]),
+    ("a tag in prose before a call", "<tool_call> begins " + OTHER, "<tool_call> begins", [("go", "{}")]),
+    ("an end inside the head", '<tool_call>\n{"name": "lo', '<tool_call>\n{"name": "lo', []),
     ("no closing tag", '<tool_call>\n{"arguments": {}, "name": "go"}', "", [("go", "{}")]),
     (
         "missing closing tag between calls",
@@ -83,7 +85,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "text", "prose", "calls"), CASES, ids=[case[0] for case in CASES])
-def test_text_in_any_pieces_is_cut_into_prose_and_calls(
+def test_text_in_any_pieces_is_split_into_prose_and_calls(
     name: str, text: str, prose: str, calls: list[tuple[str, str]]
 ) -> None:
     assert parsed(text) == (prose, calls)
@@ -95,6 +97,23 @@ def test_text_in_any_pieces_is_cut_into_prose_and_calls(
             prose,
             calls,
         )
+
+
+@pytest.mark.parametrize("pieces", [lambda text: [text], list], ids=["whole", "by character"])
+def test_a_call_that_is_cut_anywhere_leaves_no_markup(pieces: Callable[[str], list[str]]) -> None:
+    text = "Let me see.\n" + CALL + "\n" + OTHER
+    name, second = text.index('"look"') + len('"look"'), text.index('"go"') + len('"go"')
+    for end in range(len(text)):
+        prose, calls = parsed(*pieces(text[:end]), is_cut=True)
+        assert prose.rstrip("\n") == text[:end].partition("\n")[0]
+        assert [called for called, _ in calls] == ["look", "go"][: (end >= name) + (end >= second)]
+        if calls:
+            assert ARGUMENTS.startswith(calls[0][1])
+
+
+def test_text_that_is_cut_and_is_no_call_is_prose() -> None:
+    for text in ("1 < 2 ", "a <tool_call> is a tag", "a <tool_call>nonsense</tool_call>"):
+        assert parsed(text, is_cut=True) == (text, [])
 
 
 def test_nesting_without_end_is_no_call() -> None:
@@ -134,5 +153,5 @@ def test_nothing_from_a_tag_on_may_be_spoken(text: str) -> None:
     parser = ToolParser()
     for character in text:
         parser.push(character)
-    parser.finish()
+    parser.finish(is_cut=False)
     assert parser.num_prose_chars == len(text.partition("<tool_call>")[0].rstrip())

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[3]
 
 FAKE_PYTHON = """#!/usr/bin/env bash
 case "$*" in
+    "-c import ensurepip, venv") [[ $HAS_VENV == yes || -e installed ]] ;;
+    *libnuma*) [[ $HAS_LIBNUMA == yes || -e installed ]] ;;
     '-m venv --clear '*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
     '-m pip install --dry-run '*) [[ $PIP_FINDS_TORCH == yes ]] ;;
     '-m pip install '*) echo "${*:4}" >> "$PIP_LOG" && [[ $PIP_FAILS != yes ]] ;;
@@ -51,6 +53,9 @@ def checkout(tmp_path: Path) -> Checkout:
     folder = tmp_path / "check out"
     (folder / "scripts").mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "setup-env", folder / "scripts")
+    system = folder / "scripts" / "setup-system"
+    system.write_text('#!/usr/bin/env bash\necho "setup-system $*" >&2; touch installed\n')
+    system.chmod(0o755)
     for name in ("pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, folder)
     fake = folder / "fake-python"
@@ -64,6 +69,8 @@ def checkout(tmp_path: Path) -> Checkout:
         "PIP_LOG": str(tmp_path / "pip.log"),
         "PIP_FINDS_TORCH": "yes",
         "PIP_FAILS": "no",
+        "HAS_VENV": "yes",
+        "HAS_LIBNUMA": "yes",
     }
     return Checkout(folder, environment)
 
@@ -168,4 +175,36 @@ def test_a_dry_run_changes_nothing(checkout: Checkout) -> None:
 def test_an_unsuitable_python_is_refused(checkout: Checkout) -> None:
     finished = checkout.run("--python", "/bin/false")
 
-    assert (finished.returncode, finished.stderr) == (1, "setup-env: /bin/false is not Python 3.11 or 3.12\n")
+    assert finished.returncode == 1
+    assert finished.stderr.startswith("setup-env: /bin/false is not Python 3.11 or 3.12: ")
+    assert finished.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("missing", "packages"),
+    [
+        ({"HAS_VENV": "no"}, "fake-python-venv"),
+        ({"HAS_LIBNUMA": "no"}, "libnuma1"),
+        ({"HAS_VENV": "no", "HAS_LIBNUMA": "no"}, "fake-python-venv libnuma1"),
+    ],
+)
+def test_packages_of_the_system_that_are_missing_are_installed_first(
+    checkout: Checkout, missing: dict[str, str], packages: str
+) -> None:
+    finished = checkout.run(**missing)
+
+    assert finished.stderr.splitlines()[0] == f"setup-system {packages}"
+    assert (finished.returncode, finished.stdout) == (0, ".venv\n")
+    assert checkout.installed() == ["torch==2.13.0+cpu", "--editable .[cpu]"]
+
+
+def test_the_build_for_gpus_does_without_libnuma(checkout: Checkout) -> None:
+    assert "setup-system" not in checkout.run("--cuda", HAS_LIBNUMA="no").stderr
+
+
+def test_nothing_is_made_if_they_cannot_be_installed(checkout: Checkout) -> None:
+    (checkout.folder / "scripts" / "setup-system").write_text("#!/bin/sh\nexit 1\n")
+
+    finished = checkout.run(HAS_VENV="no")
+
+    assert (finished.returncode, finished.stdout, checkout.installed()) == (1, "", [])

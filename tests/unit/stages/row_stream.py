@@ -65,15 +65,15 @@ class Spoken:
     """The reply is the end of the producer's prompt instead of being sampled."""
     hidden: torch.Tensor = field(init=False)  # [length, WIDTH]
     embeds: torch.Tensor = field(init=False)  # [length, WIDTH]
-    positions: torch.Tensor = field(init=False)  # [3, prompt]
-    delta: int = -2
+    positions: torch.Tensor = field(init=False)  # [3, prompt + 1], the last one of text
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(self.seed)
         length = len(self.prompt) + self.num_generated
         self.hidden = torch.randn(length, WIDTH, generator=generator).to(self.dtype)
         self.embeds = torch.randn(length, WIDTH, generator=generator).to(self.dtype)
-        self.positions = torch.randint(0, 50, (3, len(self.prompt)), generator=generator)
+        self.positions = torch.randint(0, 50, (3, len(self.prompt) + 1), generator=generator).float()
+        self.positions[:, -1] = 20.5
 
     @property
     def length(self) -> int:
@@ -109,7 +109,7 @@ class Producer:
             output,
             sequence.prompt + reply,
             sequence.modalities,
-            (sequence.positions, sequence.delta),
+            sequence.positions,
         )
 
     def step(self, parts: Sequence[tuple[Spoken, int, int]], *, padding: int = 0) -> dict[str, RowsPayload]:
@@ -168,8 +168,8 @@ class Received:
         """Rows of `count` positions, `[count, width]`."""
         return stored_rows(self.store, "r", first, count)
 
-    def sequence_positions(self, num_positions: int) -> tuple[torch.Tensor, int] | None:
-        return self._request.sequence_positions(num_positions)
+    def prompt_positions(self, prompt_length: int) -> torch.Tensor | None:
+        return self._request.prompt_positions(prompt_length)
 
 
 def stored_rows(store: RowStore, request_id: str, first: int, count: int) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.worker.gpu import buffer_utils
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
@@ -32,6 +33,7 @@ from omni_server.protocol.runtime_config import PredictorSamplingSpec, StageRunt
 from stages.runtime import ar_runner_base, ar_runner_v2
 from stages.runtime.ar_runner_v2 import ARModelRunnerV2Mixin
 from stages.runtime.code_sampling import Choose, CodeSampling
+from stages.runtime.fractional_positions import unpacked
 from stages.runtime.fused_sampler import FusedSampler
 from stages.runtime.predictor_graphs import PredictorGraphs, Record
 from stages.runtime.stage_step import StageStep, attach_step
@@ -53,15 +55,17 @@ class Model:
 class Rope:
     """vLLM's positions of all requests: staged first, then written."""
 
+    max_num_reqs, num_dims, max_model_len = 4, 3, 8
+    prefill_delta: Any
+
     def __init__(self) -> None:
         self.positions: dict[int, list[int]] = {}
-        self.prefill_delta = SimpleNamespace(np=np.zeros(4, np.int32), written=np.zeros(4, np.int32))
         self.staged: dict[int, list[int]] = {}
 
     def apply(self) -> None:
         self.positions |= self.staged
         self.staged = {}
-        self.prefill_delta.written = self.prefill_delta.np.copy()
+        self.written_delta = self.prefill_delta.np.copy()
 
     def update_prefill_positions(self, req_index: int, positions: torch.Tensor, delta: int) -> None:
         assert req_index not in self.staged
@@ -152,6 +156,7 @@ class BaseRunner:
 
 def runner(config: StageRuntimeConfig, monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> Any:
     monkeypatch.setattr(ar_runner_base, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(buffer_utils, "is_uva_available", lambda: False)
     monkeypatch.setattr(FusedSampler, "in_place_of", lambda sampler, config: ("fused", sampler))
     made = type("Runner", (ARModelRunnerV2Mixin, BaseRunner), attributes)(
         vllm_config(config), torch.device("cpu")
@@ -279,17 +284,15 @@ def test_prompt_positions_leave_with_the_rows(monkeypatch: pytest.MonkeyPatch) -
     payload = decode_payload(bytes(made.sample_tokens(None).get_output().pooler_output[0].numpy()))
     assert isinstance(payload.block, InlineBlock)
     assert payload.positions_offset is not None
-    positions = np.frombuffer(payload.block.data, np.int32, 6, payload.positions_offset)
-    assert positions.reshape(3, 2).tolist() == [[1000, 1001]] * 3
-    assert payload.position_delta == 1000
+    assert payload.num_positions == 3
+    positions = np.frombuffer(payload.block.data, np.float32, 9, payload.positions_offset)
+    assert positions.reshape(3, 3).tolist() == [[1000, 1001, 1002]] * 3
 
 
 def fed_step(request_id: str, *new: Any) -> SchedulerOutput:
-    """Three rows of 0.5 with the positions 7, 8 and 9, and a delta of 6."""
-    data = (
-        np.full((3, WIDTH), 0.5, np.float32).tobytes()
-        + np.tile(np.arange(7, 10, dtype=np.int32), 3).tobytes()
-    )
+    """Three rows of 0.5 with the positions 7, 8 and 9, and 9.5 of what follows."""
+    positions = np.tile(np.array([7, 8, 9, 9.5], np.float32), 3)
+    data = np.full((3, WIDTH), 0.5, np.float32).tobytes() + positions.tobytes()
     payload = RowsPayload(
         prompt_length=3,
         num_generated_rows=0,
@@ -298,8 +301,7 @@ def fed_step(request_id: str, *new: Any) -> SchedulerOutput:
         block=InlineBlock(data),
         segments=(Segment(0, 3, 0),),
         positions_offset=3 * WIDTH * 4,
-        num_positions=3,
-        position_delta=6,
+        num_positions=4,
     )
     output = step(new)
     attach_step(output, StageStep(feeds=((request_id, RowsFeed(payload)),)))
@@ -316,12 +318,13 @@ def test_rows_are_laid_over_the_buffer_that_the_model_reads(monkeypatch: pytest.
 
 def test_positions_that_came_with_rows_take_the_place_of_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     made = runner(FED, monkeypatch)
-    made.execute_model(
-        fed_step("fed", request("fed", [1, 2, 3, 4, 5], RowsInput(num_replaced=3)), request("b", [1]))
-    )
+    fed = request("fed", [1, 2, 3, 4, 5], RowsInput(num_replaced=3))
+    made.execute_model(fed_step("fed", fed, request("b", [1])))
     rope = made.model_state.rope_state
-    assert rope.positions == {0: [7, 8, 9, 9, 10], 1: [1000]}
-    assert rope.prefill_delta.written[:2].tolist() == [6, 1000]
+    assert unpacked(torch.tensor(rope.positions[0])).tolist() == [7, 8, 9, 9.5, 10.5]
+    assert rope.positions[1] == [1000]
+    assert unpacked(torch.tensor([rope.written_delta[0] + 5])) == 11.5
+    assert rope.written_delta[1] == 1000
 
 
 def test_context_parallel_prefill_is_refused() -> None:

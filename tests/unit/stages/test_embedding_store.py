@@ -29,15 +29,14 @@ def payload(
     dtype: RowDtype = "float32",
     tail: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
-    delta: int = 0,
 ) -> RowsPayload:
-    """`rows` `[n, width]` from position `first` on; the tail and the positions lie behind them."""
+    """`rows` `[n, width]` from position `first` on; the tail and the positions `[3, n + 1]` lie behind them."""
     parts = [rows] + ([] if tail is None else [tail.to(rows.dtype)])
     data = b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in parts)
     positions_offset = None
     if positions is not None:
         positions_offset = len(data)
-        data += positions.to(torch.int32).contiguous().numpy().tobytes()
+        data += positions.float().contiguous().numpy().tobytes()
     return RowsPayload(
         prompt_length=4,
         num_generated_rows=0,
@@ -48,7 +47,6 @@ def payload(
         tail=None if tail is None else Segment(0, len(tail), rows.nbytes),
         positions_offset=positions_offset,
         num_positions=0 if positions is None else positions.shape[1],
-        position_delta=delta,
     )
 
 
@@ -142,30 +140,20 @@ def test_rows_keep_their_dtype_bit_for_bit(name: RowDtype, dtype: torch.dtype) -
     assert torch.equal(store.rows(0, 4), torch.cat([rows, TAIL[:1].to(dtype)]))
 
 
-def test_positions_of_the_prompt_go_on_behind_it_with_the_delta() -> None:
-    prompt = torch.tensor([[0, 1, 1, 1], [0, 1, 2, 3], [0, 1, 1, 2]])
+def test_text_follows_the_rows_with_positions_where_the_producer_said() -> None:
+    """Here, below the greatest position of the rows."""
+    prompt = torch.tensor([[0, 1, 1.5, 1.5, 2.5], [0, 1, 2, 3, 2.5], [0, 1, 1, 2, 2.5]])
     store = Received()
-    store.add(RowsFeed(payload(0, numbered(0, 3), positions=prompt[:, :3], delta=-2)))
-    store.add(RowsFeed(payload(3, numbered(3, 1), positions=prompt[:, 3:], delta=-2)))
-    given = store.sequence_positions(6)
-    assert given is not None
-    positions, delta = given
-    assert delta == -2
-    assert torch.equal(positions, torch.cat([prompt, torch.tensor([[2, 3]] * 3)], 1))
-    assert positions.dtype == torch.int64
-
-
-def test_positions_of_a_shorter_sequence_are_cut() -> None:
-    prompt = torch.tensor([[0, 1, 1, 1]] * 3)
-    store = Received()
-    store.add(RowsFeed(payload(0, numbered(0, 4), positions=prompt)))
-    given = store.sequence_positions(2)
-    assert given is not None
-    assert torch.equal(given[0], prompt[:, :2])
+    store.add(RowsFeed(payload(0, numbered(0, 3), positions=prompt[:, :4])))
+    store.add(RowsFeed(payload(3, numbered(3, 1), positions=prompt[:, 3:])))
+    positions = store.prompt_positions(7)
+    assert positions is not None
+    behind = torch.tensor([[3.5, 4.5]]).expand(3, -1)
+    assert torch.equal(positions, torch.cat([prompt, behind], 1))
 
 
 def test_without_positions_the_stage_uses_its_own() -> None:
-    assert filled(5).sequence_positions(6) is None
+    assert filled(5).prompt_positions(6) is None
 
 
 @pytest.fixture

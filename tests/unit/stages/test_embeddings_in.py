@@ -8,6 +8,7 @@ import torch
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import InlineBlock, RowsFeed, RowsInput
 from stages.runtime.embeddings_in import RowOverlay, RowUpload
+from stages.runtime.fractional_positions import unpacked
 from stages.runtime.stage_step import StepBatch
 from tests.unit.stages.row_stream import shared_queue
 from tests.unit.stages.test_embedding_store import TAIL, in_shared_memory, numbered, payload
@@ -199,12 +200,13 @@ def test_a_removed_request_holds_nothing_and_removing_an_unknown_one_is_harmless
 
 def test_positions_come_with_the_rows() -> None:
     made = RowOverlay((), 0)
-    given = torch.tensor([[0, 0, 1], [0, 1, 1], [0, 2, 1]])
-    made.feed("a", RowsFeed(payload(0, numbered(0, 3), positions=given, delta=-1)))
-    positions = made.prompt_positions("a", 5)
-    assert positions is not None
-    assert torch.equal(positions[0], torch.cat([given, torch.tensor([[2, 3]] * 3)], 1))
-    assert positions[1] == -1
+    given = torch.tensor([[0, 0, 1, 2.5], [0, 1, 1, 2.5], [0, 7, 1, 2.5]])
+    made.feed("a", RowsFeed(payload(0, numbered(0, 3), positions=given)))
+    found = made.prompt_positions("a", 5)
+    assert found is not None
+    positions, delta = found
+    assert torch.equal(unpacked(positions), torch.cat([given, torch.tensor([[3.5]] * 3)], 1))
+    assert unpacked(torch.tensor([5 + delta])) == 4.5  # below the greatest of all
 
 
 def test_each_rank_ends_its_own_reference() -> None:

@@ -67,13 +67,10 @@ def holds_what_was_computed(store: Received, spoken: Spoken) -> None:
     rows = store.rows(0, len(expected))
     assert rows.dtype == spoken.dtype
     assert torch.equal(rows, expected)
-    given = store.sequence_positions(len(spoken.prompt) + 2)
-    assert given is not None
-    positions, delta = given
-    assert delta == spoken.delta
-    assert torch.equal(positions[:, :-2], spoken.positions)
-    behind = torch.arange(len(spoken.prompt), len(spoken.prompt) + 2) + spoken.delta
-    assert torch.equal(positions[:, -2:], behind.expand(3, -1))
+    positions = store.prompt_positions(len(spoken.prompt) + 2)
+    assert positions is not None
+    assert torch.equal(positions[:, :-1], spoken.positions)
+    assert torch.equal(positions[:, -1:], spoken.positions[:, -1:] + 1)
     store.add(RowsFeed(final_length=len(expected)))
     assert store.rows(len(expected), 3)[:, 0].tolist() == [200.0, 300.0, 300.0]
 
@@ -121,9 +118,9 @@ def test_a_given_reply_has_the_rows_of_one_that_was_sampled(edge: Edge, counts: 
         assert payload.prompt_length == len(TEXT)
         assert payload.num_generated_rows == max(0, position - len(TEXT))
     holds_what_was_computed(store, given)
-    positions = store.sequence_positions(len(TEXT))
+    positions = store.prompt_positions(len(TEXT))
     assert positions is not None
-    assert torch.equal(positions[0], given.positions)
+    assert torch.equal(positions, given.positions[:, :-1])
 
 
 def test_requests_of_one_step_get_their_own_rows_and_others_none(edge: Edge) -> None:

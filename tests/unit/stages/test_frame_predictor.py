@@ -1,5 +1,6 @@
 """Predicted codes stay with their tokens."""
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -103,15 +104,50 @@ def test_requests_in_one_step_have_codes_of_their_own() -> None:
     assert added(codes, batch(("a", 1, 1), ("b", 2, 1))) == [40, 20]
 
 
+def test_warming_up_predicts_codes_of_batches_of_all_sizes_and_keeps_none() -> None:
+    codes, sizes = history(max_num_seqs=6), list[int]()
+    codes.add("a", 2, GREEDY)
+    predict(codes, batch(("a", 0, 2)), [1], [True])
+    predicted = codes.predict_codes
+
+    def noted(hidden: torch.Tensor, sampled: torch.Tensor, draws: Draws) -> torch.Tensor:
+        sizes.append(len(hidden))
+        return predicted(hidden, sampled, draws)
+
+    codes.predict_codes = noted
+    codes.warm_up(torch.zeros(6, WIDTH))
+    assert sizes == [1, 2, 4, 6]
+    assert codes.take() is None
+    assert added(codes, batch(("a", 0, 4))) == [0, 0, 20, 0]
+
+
 def test_more_requests_than_run_at_once_keep_their_codes() -> None:
-    codes = history(max_num_seqs=1)
+    codes = history(max_num_seqs=2)
     for token, name in enumerate("abcde", start=1):
         codes.add(name, 1, GREEDY)
         predict(codes, batch((name, 0, 1)), [token], [True])
-    assert added(codes, batch(*((name, 1, 1) for name in "abcde"))) == [20, 40, 60, 80, 100]
+    for first, second, sums in (("a", "e", [20, 100]), ("d", "b", [80, 40]), ("c", "a", [60, 20])):
+        assert added(codes, batch((first, 1, 1), (second, 1, 1))) == sums
+    assert predict(codes, batch(("e", 1, 1), ("a", 1, 1)), [7, 8], [True, True]) == [[70, 70], [80, 80]]
+    assert added(codes, batch(("b", 1, 1), ("c", 1, 1))) == [40, 60]
+    assert added(codes, batch(("a", 0, 3), ("e", 1, 2))) == [0, 20, 160, 100, 140]
     for name in "abcde":
         codes.remove(name)
     assert len(codes) == 0
+
+
+def test_the_memory_of_the_device_does_not_grow_with_requests_that_do_not_run() -> None:
+    def largest() -> int:
+        gc.collect()
+        tensors = [item for item in gc.get_objects() if type(item) is torch.Tensor]
+        return max(tensor.numel() for tensor in tensors if tensor.dtype == torch.int16)
+
+    codes = history(max_num_seqs=2)
+    before = largest()
+    for number in range(20):
+        codes.add(str(number), 1, GREEDY)
+        predict(codes, batch((str(number), 0, 1)), [1], [True])
+    assert largest() == before
 
 
 def test_a_request_whose_scores_are_no_numbers_is_corrupt_and_no_other() -> None:

@@ -1,4 +1,5 @@
-"""Videos with audio tracks: prepared, encoded and positioned for vLLM as by the checkpoints' own code."""
+"""Videos, with and without audio tracks: prepared, encoded and positioned for vLLM as by the checkpoints' own
+code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from transformers import (
     AutoProcessor,
@@ -18,17 +20,18 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItems
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
-from omni_server.family import AUDIO_TRACK
+from omni_server.family import AUDIO_TRACK, SAMPLED_FPS
 from omni_server.types import AudioPart, ChatMessage, ContentPart, TextPart, VideoPart
 from stages import qwen2_5_omni, qwen3_omni
 from stages.chat_prompts import PromptRenderer
 from stages.demo_checkpoint.write import make_demo_checkpoint
-from stages.forced_reference import processed
+from stages.forced_reference import hears_videos, processed
 from stages.qwen2_5_omni.hf_overrides import thinker_config as qwen2_5_thinker_config
 from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
 from stages.qwen3_omni.hf_overrides import thinker_config as qwen3_thinker_config
 from stages.qwen3_omni.thinker import Qwen3OmniThinker
-from tests.reference.synthetic_media import chirp, heard, sliding_tiles
+from stages.runtime.fractional_positions import unpacked
+from tests.reference.synthetic_media import chirp, heard, sliding_tiles, tiles
 
 WIDTH = 8
 """Of the embeddings that stand in for the encoders'."""
@@ -75,7 +78,8 @@ class Thinker:
             [ChatMessage("user", tuple(parts))]
         )
         videos = [(video.frames, _metadata(video)) for video in prompt.videos]
-        items = self.ours.info.parse_mm_data({"audio": list(prompt.audios), "video": videos})
+        images = [Image.fromarray(pixels) for pixels in prompt.images]
+        items = self.ours.info.parse_mm_data({"audio": list(prompt.audios), "image": images, "video": videos})
         return self.ours(prompt.text, items, hf_processor_mm_kwargs=dict(prompt.processor_kwargs))
 
     def encoded(self, item: Any) -> torch.Tensor:
@@ -85,7 +89,8 @@ class Thinker:
 
 
 def _metadata(video: VideoPart) -> dict[str, object]:
-    return {} if video.audio is None else {AUDIO_TRACK: (video.audio.samples, video.audio.sample_rate_hz)}
+    track = {} if video.audio is None else {AUDIO_TRACK: (video.audio.samples, video.audio.sample_rate_hz)}
+    return {SAMPLED_FPS: video.fps} | track
 
 
 @pytest.fixture(scope="module", params=["qwen2_5_omni", "qwen3_omni"])
@@ -110,7 +115,7 @@ def thinker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     arguments = EngineArgs(
         str(folder),
         hf_overrides=overrides,
-        limit_mm_per_prompt={"audio": 4, "video": 2},
+        limit_mm_per_prompt={"audio": 4, "image": 2, "video": 2},
         dtype="bfloat16",
     )
     ours = MULTIMODAL_REGISTRY.create_processor(arguments.create_model_config())
@@ -159,6 +164,43 @@ def test_a_track_too_short_for_a_token_is_told(thinker: Thinker, num_samples: in
         thinker.processed((heard(frames, track), heard(frames, chirp(2.0, 300))))
 
 
+def reference_positions(thinker: Thinker, messages: Sequence[ChatMessage]) -> tuple[list[int], torch.Tensor]:
+    """The prompt of the reference, and its positions `[3, n]`."""
+    inputs = processed(thinker.processor, messages)
+    lengths = inputs["feature_attention_mask"].sum(-1) if "feature_attention_mask" in inputs else None
+    positions, _ = thinker.reference.get_rope_index(
+        inputs["input_ids"],
+        image_grid_thw=inputs.get("image_grid_thw"),
+        video_grid_thw=inputs["video_grid_thw"],
+        attention_mask=inputs["attention_mask"],
+        use_audio_in_video=hears_videos(messages),
+        audio_seqlens=lengths,
+        second_per_grids=inputs["video_second_per_grid"],
+    )
+    return inputs["input_ids"][0].tolist(), positions[:, 0]
+
+
+def our_positions(thinker: Thinker, parts: Sequence[ContentPart]) -> tuple[list[int], torch.Tensor]:
+    """And that of the first generated token."""
+    result = thinker.processed(parts)
+    features = [
+        MultiModalFeatureSpec(item, modality, f"{modality} {place.offset}", place)
+        for modality, places in result["mm_placeholders"].items()
+        for item, place in zip(result["mm_kwargs"][modality], places, strict=True)
+    ]
+    positions, delta = thinker.model.get_mrope_input_positions(result["prompt_token_ids"], features)
+    generated = torch.tensor(len(result["prompt_token_ids"]) + delta).expand(3, 1)
+    return result["prompt_token_ids"], unpacked(torch.cat((positions, generated), 1))
+
+
+def check_positions(thinker: Thinker, parts: Sequence[ContentPart]) -> None:
+    ids, positions = our_positions(thinker, parts)
+    expected_ids, expected = reference_positions(thinker, [ChatMessage("user", tuple(parts))])
+    assert ids == expected_ids
+    # `_update_model_kwargs_for_generation` continues from the last position.
+    assert positions.tolist() == torch.cat((expected, expected[:, -1:] + 1), 1).tolist()
+
+
 @pytest.mark.parametrize(
     ("num_frames", "width", "seconds"),
     [(10, 84, 2.0), (4, 84, 3.0), (4, 84, 0.5), (2, 2240, 1.0)],
@@ -169,22 +211,52 @@ def test_positions_are_those_of_the_reference(
 ) -> None:
     """Also if a video's largest position is not in its last piece, from which the reference continues."""
     video = heard(sliding_tiles(num_frames, 56, width), chirp(seconds, 300))
-    parts = (TextPart("Look: "), video, TextPart("and "), video, TextPart("Which is louder?"))
-    inputs = processed(thinker.processor, [ChatMessage("user", parts)])
-    expected, delta = thinker.reference.get_rope_index(
-        inputs["input_ids"],
-        video_grid_thw=inputs["video_grid_thw"],
-        attention_mask=inputs["attention_mask"],
-        use_audio_in_video=True,
-        audio_seqlens=inputs["feature_attention_mask"].sum(-1),
-        second_per_grids=inputs["video_second_per_grid"],
+    check_positions(
+        thinker, (TextPart("Look: "), video, TextPart("and "), video, TextPart("Which is louder?"))
     )
-    result = thinker.processed(parts)
-    assert result["prompt_token_ids"] == inputs["input_ids"][0].tolist()
-    features = [
-        MultiModalFeatureSpec(item, "video", str(place.offset), place)
-        for item, place in zip(result["mm_kwargs"]["video"], result["mm_placeholders"]["video"], strict=True)
-    ]
-    found = thinker.model.get_mrope_input_positions(result["prompt_token_ids"], features)
-    assert found[0].tolist() == expected[:, 0].tolist()
-    assert found[1] == int(delta)
+
+
+FPS = [0.7, 1.2, 1.5, 1.8, 76 / 77 * 2, 2.0, 3.0, 5.0]
+"""Rates at which videos are sampled; 1.97 is that of 76 frames at 25 per second."""
+
+
+@pytest.mark.parametrize("fps", FPS)
+def test_positions_of_a_video_are_those_of_the_reference_at_every_rate(thinker: Thinker, fps: float) -> None:
+    """So are those of what follows it, which Qwen3-Omni leaves between whole numbers."""
+    frames = sliding_tiles(14, 56, 84, fps)
+    check_positions(
+        thinker,
+        (
+            chirp(0.4, 300),
+            TextPart("Look: "),
+            frames,
+            TextPart("and "),
+            tiles(56, 84),
+            frames,
+            chirp(1.2, 500),
+            TextPart("?"),
+        ),
+    )
+
+
+@pytest.mark.parametrize("fps", FPS)
+def test_positions_of_a_heard_video_are_those_of_the_reference_at_every_rate(
+    thinker: Thinker, fps: float
+) -> None:
+    video = heard(sliding_tiles(14, 56, 84, fps), chirp(4.0, 300))
+    check_positions(thinker, (tiles(84, 56), video, chirp(0.4, 300), TextPart("and "), video))
+
+
+def test_each_video_of_a_chat_has_its_own_rate(thinker: Thinker) -> None:
+    parts = (sliding_tiles(6, 56, 84, 1.8), TextPart("and "), sliding_tiles(8, 56, 84, 2.5), TextPart("?"))
+    check_positions(thinker, parts)
+
+
+def test_equal_frames_at_another_rate_are_another_video(thinker: Thinker) -> None:
+    """The prefix cache compares these hashes."""
+    frames = sliding_tiles(4, 56, 84).frames
+    hashes = {
+        thinker.processed((VideoPart(frames, fps), TextPart("?")))["mm_hashes"]["video"][0]
+        for fps in (1.8, 2.0)
+    }
+    assert len(hashes) == 2

@@ -11,15 +11,12 @@ import pytest
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
-    Qwen3OmniMoeTalkerCodePredictorConfig,
-)
 from vllm import SamplingParams
 
-from stages.qwen3_omni.code_predictor import CodePredictor
+from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
 from stages.runtime.code_sampling import Choose, CodeSampling, Draws
-from stages.runtime.frame_predictor import CodeHistory, predicted_codes
-from stages.runtime.predictor_graphs import PredictorGraphs, batch_sizes
+from stages.runtime.frame_predictor import CodeHistory, batch_sizes, predicted_codes
+from stages.runtime.predictor_graphs import PredictorGraphs
 from stages.runtime.stage_step import StepBatch
 
 WIDTH, VOCABULARY, NUM_PREDICTED, MAX_NUM_SEQS = 32, 60, 4, 9
@@ -35,18 +32,19 @@ class Talker:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        config = Qwen3OmniMoeTalkerCodePredictorConfig(
+        sizes = CodePredictorSizes(
+            num_predicted=NUM_PREDICTED,
             vocab_size=VOCABULARY,
             hidden_size=WIDTH,
             intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
+            num_layers=2,
+            num_heads=4,
+            num_kv_heads=2,
             head_dim=16,
-            num_code_groups=NUM_PREDICTED + 1,
-            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+            rms_norm_eps=1e-6,
+            rope_theta=10_000.0,
         )
-        self._predictor = CodePredictor(config, MAX_NUM_SEQS)
+        self._predictor = CodePredictor(sizes, MAX_NUM_SEQS)
         self._embedding = nn.Embedding(NUM_TOKENS, WIDTH)
         for weight in self._predictor.parameters():
             torch.nn.init.normal_(weight, std=0.3 if weight.dim() > 1 else 1.0)

@@ -1,8 +1,9 @@
 """A producer that sends only the rows of media, at the positions that these have in the consumer's prompt."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import Qwen3OmniMoeTalkerConfig
@@ -10,6 +11,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerForConditionalGeneration,
     _get_feat_extract_output_lengths,
 )
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 
 from omni_server.protocol.rows import (
     RowsFeed,
@@ -21,8 +23,11 @@ from omni_server.protocol.rows import (
     TextSegment,
 )
 from omni_server.transport.slab_queue import SlabQueue
+from stages.audio_in_video import SECONDS_PER_GRID
+from stages.media_positions import MediaPositions
 from stages.runtime.embedding_store import RowStore
-from stages.runtime.embeddings_out import last_sent, target_positions
+from stages.runtime.embeddings_out import consumer_prompt, last_sent
+from stages.runtime.fractional_positions import unpacked
 from tests.unit.stages.row_stream import WIDTH, Producer, Spoken, inline_spec, shared_queue, stored_rows
 
 # A source prompt of 12 tokens: two of another turn, a turn with media, one without, and one with media.
@@ -37,6 +42,8 @@ SPANS = (
 )
 LENGTH = 12
 MEDIA = {1: 3, 2: 4, 3: 5, 6: 10}  # target -> source
+# The second turn's text begins below the greatest position of the first turn's media.
+POSITIONS = torch.tensor([0, 1, 2.5, 4, 3.5, 4.5, 5.5, 6.5, 7.5]).expand(3, -1)
 
 
 @pytest.fixture(params=["inline", "shared_memory"])
@@ -51,10 +58,8 @@ def producer(request: pytest.FixtureRequest) -> Iterator[tuple[Producer, SlabQue
 
 def sending(producer: Producer, request_id: str = "r", *, seed: int = 0) -> Spoken:
     made = Spoken(request_id, [1] * LENGTH, 6, seed=seed)
-    # All that matters of a source's positions: they grow from token to token of a text.
-    made.positions = torch.arange(LENGTH).expand(3, -1) + 100
     output = RowsOutput(voice="Ada", spans=SPANS)
-    producer.emitter.add(request_id, output, made.prompt, set(), (made.positions, 100))
+    producer.emitter.add(request_id, output, made.prompt, set(), POSITIONS)
     return made
 
 
@@ -89,10 +94,9 @@ def test_the_rows_of_media_arrive_at_the_consumers_positions(
         source = MEDIA.get(target)
         expected = torch.zeros(WIDTH) if source is None else (spoken.hidden + spoken.embeds)[source]
         assert torch.equal(rows[target], expected)
-    given = store.get("r").sequence_positions(10)  # type: ignore[union-attr]
+    given = store.get("r").prompt_positions(10)  # type: ignore[union-attr]
     assert given is not None
-    assert given[0].tolist() == [list(range(10))] * 3
-    assert given[1] == 0
+    assert given.tolist() == [[*POSITIONS[0].tolist(), 8.5]] * 3
     assert queue is None or queue.num_in_use() == 0
 
 
@@ -147,7 +151,7 @@ def test_the_last_row_that_is_sent_is_that_of_the_last_media() -> None:
 
 IM_START, TEXT, PAD, AUDIO, IMAGE, VIDEO = 1, 2, 3, 11, 12, 13
 AUDIO_START, VISION_START, MEDIA_END = 21, 22, 23
-SECOND_PER_GRID = 1.0
+SECOND_PER_GRID = 2 / 1.8
 
 
 class Talker(Qwen3OmniMoeTalkerForConditionalGeneration):
@@ -169,6 +173,10 @@ class Talker(Qwen3OmniMoeTalkerForConditionalGeneration):
         self.spatial_merge_size = 2
 
 
+class Thinker(MediaPositions):
+    config = SimpleNamespace(position_id_per_seconds=13, vision_config=SimpleNamespace(spatial_merge_size=2))
+
+
 class Chat:
     """A prompt with the sizes of its media."""
 
@@ -177,6 +185,14 @@ class Chat:
         self.images: list[list[int]] = []
         self.videos: list[list[int]] = []
         self.audios: list[int] = []
+        self.features: list[MultiModalFeatureSpec] = []
+
+    def _add(self, modality: str, start: int, token: int, count: int, **sizes: Any) -> "Chat":
+        place = PlaceholderRange(offset=len(self.ids) + 1, length=count)
+        item = {name: SimpleNamespace(data=torch.as_tensor(value)) for name, value in sizes.items()}
+        self.features.append(MultiModalFeatureSpec(item, modality, str(place.offset), place))  # type: ignore[arg-type]
+        self.ids += [start, *[token] * count, MEDIA_END]
+        return self
 
     def text(self, count: int) -> "Chat":
         self.ids += [TEXT] * count
@@ -184,19 +200,17 @@ class Chat:
 
     def audio(self, num_frames: int) -> "Chat":
         count = int(_get_feat_extract_output_lengths(torch.tensor(num_frames)))
-        self.ids += [AUDIO_START, *[AUDIO] * count, MEDIA_END]
         self.audios.append(num_frames)
-        return self
+        return self._add("audio", AUDIO_START, AUDIO, count)
 
     def image(self, height: int, width: int) -> "Chat":
-        self.ids += [VISION_START, *[IMAGE] * (height * width // 4), MEDIA_END]
         self.images.append([1, height, width])
-        return self
+        return self._add("image", VISION_START, IMAGE, height * width // 4, image_grid_thw=self.images[-1])
 
     def video(self, grids: int, height: int, width: int) -> "Chat":
-        self.ids += [VISION_START, *[VIDEO] * (grids * height * width // 4), MEDIA_END]
-        self.videos.append([grids, height, width])
-        return self
+        self.videos.append(grid := [grids, height, width])
+        sizes = {"video_grid_thw": grid, SECONDS_PER_GRID: torch.tensor(SECOND_PER_GRID, dtype=torch.float64)}
+        return self._add("video", VISION_START, VIDEO, grids * height * width // 4, **sizes)
 
     def turn(self) -> "Chat":
         self.ids.append(IM_START)
@@ -216,7 +230,7 @@ class Chat:
             torch.tensor(audios) if audios else None,
             torch.full((len(videos),), SECOND_PER_GRID),
         )
-        return positions[:, 0].long()
+        return positions[:, 0]
 
 
 def spans_of(ids: list[int], turns: list[tuple[int, int]]) -> tuple[SourceSpan, ...]:
@@ -268,30 +282,21 @@ def test_positions_are_those_of_the_consumers_own_prompt(name: str) -> None:
     starts = [index for index, token in enumerate(chat.ids) if token == IM_START]
     turns = list(zip(starts, [*starts[1:], len(chat.ids)], strict=True))
     spans = spans_of(chat.ids, [turns[number] for number in wanted])
-    num_rows = sum(span.count for span in spans)
-    positions, delta = target_positions(chat.positions(chat.ids, {}), spans)
-    behind = (torch.arange(num_rows, num_rows + 9) + delta).expand(3, -1)
-    target = [chat.ids[p] for number in wanted for p in range(*turns[number])] + [PAD] * 9
+    target = [chat.ids[p] for number in wanted for p in range(*turns[number])]
+    length, media = consumer_prompt(len(chat.ids), chat.features, spans)
+    assert length == len(target)
+    positions, _ = Thinker().get_mrope_input_positions([TEXT] * (length + 9), media)
     skipped = {"image": 1} if name == "media of other turns" else {}
-    assert torch.equal(torch.cat([positions, behind], 1), chat.positions(target, skipped))
+    assert torch.equal(unpacked(positions), chat.positions([*target, *[PAD] * 9], skipped))
 
 
-def test_positions_between_and_before_runs_are_linear() -> None:
-    source = torch.tensor([[0, 1, 1, 2], [0, 1, 5, 6], [0, 1, 1, 6]])
-    spans = SourceSpan(1, 2, 2, has_rows=True), SourceSpan(1, 5, 2, has_rows=True)
-    positions, delta = target_positions(source, spans)
-    assert positions.tolist() == [
-        [0, 1, 2, 2, 7, 8, 8],
-        [0, 1, 2, 6, 7, 8, 12],
-        [0, 1, 2, 2, 7, 8, 8],
-    ]
-    assert delta == 13 - 7
+def test_a_consumer_without_spans_has_the_producers_prompt() -> None:
+    chat = Chat().text(3).image(4, 4).text(2)
+    assert consumer_prompt(len(chat.ids), chat.features, None) == (len(chat.ids), chat.features)
 
 
-def test_random_source_positions_keep_their_distances_within_a_run() -> None:
-    random = np.random.default_rng(2)
-    for _ in range(20):
-        source = torch.from_numpy(np.cumsum(random.integers(0, 3, (3, 30)), 1))
-        spans = SourceSpan(4, 0, 5, has_rows=True), SourceSpan(9, 5, 6, has_rows=False)
-        positions, _ = target_positions(source, spans)
-        assert torch.equal(positions - positions[:, :1], source[:, 4:15] - source[:, 4:5])
+def test_media_move_with_their_span_and_text_may_precede_it() -> None:
+    chat = Chat().text(3).image(4, 4).text(2)
+    spans = (SourceSpan(4, 7, 4, has_rows=True),)
+    length, (feature,) = consumer_prompt(len(chat.ids), chat.features, spans)
+    assert (length, feature.mm_position.offset, feature.mm_position.length) == (11, 7, 4)

@@ -119,28 +119,29 @@ def test_rows_of_another_width_than_the_tables_are_refused() -> None:
         store().add("r", RowsFeed(payload(0, torch.zeros(1, 3))))
 
 
-def located(first: int, positions: list[list[int]], delta: int) -> RowsPayload:
+def located(first: int, *positions: list[float]) -> RowsPayload:
+    """Rows with positions; the last is that of what follows them."""
     given = torch.tensor(positions).T
-    return payload(first, numbered(first, given.shape[1]), positions=given, delta=delta)
+    return payload(first, numbered(first, given.shape[1] - 1), positions=given)
 
 
 def test_text_between_rows_with_positions_has_linear_ones() -> None:
     made = store()
-    made.add("r", RowsFeed(located(2, [[2, 2, 2], [2, 2, 3], [2, 3, 2]], -3), text=(text(0, 3, 4),)))
-    made.add("r", RowsFeed(located(7, [[6, 6, 6], [6, 6, 7]], -3), text=(text(5, 5, 6), text(9, 7))))
-    given = made.get("r").sequence_positions(12)  # type: ignore[union-attr]
-    assert given is not None
-    positions, delta = given
-    assert delta == -3
-    assert positions[0].tolist() == [0, 1, 2, 2, 2, 4, 5, 6, 6, 6, 7, 8]
-    assert positions[1].tolist() == [0, 1, 2, 2, 3, 4, 5, 6, 6, 6, 7, 8]
-    assert positions[2].tolist() == [0, 1, 2, 3, 2, 4, 5, 6, 7, 6, 7, 8]
+    first = located(2, [2, 2, 2], [2, 2, 3], [2.5, 3, 2], [4, 4, 4])
+    made.add("r", RowsFeed(first, text=(text(0, 3, 4),)))
+    second = located(7, [6, 6, 6], [6, 6, 7], [7.5, 7.5, 7.5])
+    made.add("r", RowsFeed(second, text=(text(5, 5, 6), text(9, 7))))
+    positions = made.get("r").prompt_positions(11)  # type: ignore[union-attr]
+    assert positions is not None
+    assert positions[0].tolist() == [0, 1, 2, 2, 2.5, 4, 5, 6, 6, 7.5, 8.5]
+    assert positions[1].tolist() == [0, 1, 2, 2, 3, 4, 5, 6, 6, 7.5, 8.5]
+    assert positions[2].tolist() == [0, 1, 2, 3, 2, 4, 5, 6, 7, 7.5, 8.5]
 
 
 def test_text_alone_leaves_the_positions_to_the_stage() -> None:
     made = store()
     made.add("r", RowsFeed(text=(text(0, 3, 4),)))
-    assert made.get("r").sequence_positions(2) is None  # type: ignore[union-attr]
+    assert made.get("r").prompt_positions(2) is None  # type: ignore[union-attr]
 
 
 def test_a_bad_id_is_found_and_harms_no_other_request() -> None:

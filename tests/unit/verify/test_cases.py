@@ -1,5 +1,7 @@
 """Which cases `omni-server verify` asks."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -34,17 +36,26 @@ def test_media_are_the_same_each_time(prompts: tuple[Prompt, ...]) -> None:
     assert media(prompts) == media(all_prompts(task_messages))
 
 
-def test_the_video_moves(prompts: tuple[Prompt, ...]) -> None:
-    (video,) = (
-        part
-        for prompt in prompts
-        for message in prompt.messages
-        for part in message.content
-        if isinstance(part, VideoPart)
-    )
-    assert all(
-        not np.array_equal(one, other) for one, other in zip(video.frames, video.frames[1:], strict=False)
-    )
+def videos_of(prompts: tuple[Prompt, ...]) -> list[VideoPart]:
+    parts = [part for prompt in prompts for message in prompt.messages for part in message.content]
+    return [part for part in parts if isinstance(part, VideoPart)]
+
+
+def test_the_videos_move(prompts: tuple[Prompt, ...]) -> None:
+    for video in videos_of(prompts):
+        assert all(not np.array_equal(*two) for two in pairwise(video.frames))
+
+
+def test_videos_are_sampled_at_different_rates_and_one_has_sound(prompts: tuple[Prompt, ...]) -> None:
+    videos = videos_of(prompts)
+    assert {round(video.fps, 2) for video in videos} == {1.5, 1.8, 1.97, 2.0, 3.0}
+    assert [video.fps for video in videos if video.audio is not None] == [1.8]
+
+
+def test_a_model_that_does_not_hear_videos_gets_none_with_sound() -> None:
+    videos = videos_of(all_prompts(task_messages, with_tracks=False))
+    assert videos
+    assert all(video.audio is None for video in videos)
 
 
 def test_each_prompt_is_answered_in_text_and_in_each_voice(prompts: tuple[Prompt, ...]) -> None:

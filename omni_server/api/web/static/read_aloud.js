@@ -9,10 +9,11 @@ import { fileOf, speechAsCurl, speechAsPython } from "./program_text.js";
 import { served } from "./served.js";
 import { settings } from "./settings.js";
 import { AudioFile } from "./audio_file.js";
-import { formatSeconds } from "./timings.js";
+import { formatSeconds, preparing } from "./timings.js";
 import { voiceOf } from "./voices.js";
 
 const REDRAW_MS = 120;
+const MAX_CHARACTERS = 4096;
 
 /** The reading that is being made or played. */
 let current = null;
@@ -47,7 +48,7 @@ class Reading {
   async run() {
     this.#playback = new Playback();
     this.#clip.follow(this.#playback);
-    const drawing = setInterval(() => this.#clip.draw(), REDRAW_MS);
+    const drawing = setInterval(() => this.#draw(), REDRAW_MS);
     try {
       for await (const bytes of readAloud(this.#body, this.#abort.signal)) this.#add(this.#file.push(bytes));
       const seconds = this.#seconds();
@@ -66,6 +67,11 @@ class Reading {
       clearInterval(drawing);
       this.#clip.draw();
     }
+  }
+
+  #draw() {
+    if (this.#clip.seconds === 0) showStatus(preparing(this.#seconds()));
+    this.#clip.draw();
   }
 
   stop() {
@@ -109,7 +115,7 @@ async function read() {
   silence();
   unlockAudio();
   show("read-problem", "");
-  showStatus("Waiting for the first audio");
+  showStatus(preparing(0));
   file = null;
   element("read-download").hidden = true;
   const reading = new Reading(body());
@@ -141,8 +147,11 @@ function showStatus(text) {
 }
 
 function updateButtons() {
-  const isEmpty = element("read-text").value.trim() === "";
-  const isReadable = served.isReady && !isEmpty;
+  const { value } = element("read-text");
+  const isEmpty = value.trim() === "";
+  const count = [...value].length; // as the server counts, not in UTF-16
+  element("read-count").textContent = `${count} of ${MAX_CHARACTERS} characters${count > MAX_CHARACTERS ? ": too long" : ""}`;
+  const isReadable = served.isReady && !isEmpty && count <= MAX_CHARACTERS;
   element("read-start").hidden = current !== null;
   element("read-stop").hidden = current === null;
   element("read-start").disabled = !isReadable;
@@ -155,11 +164,7 @@ element("read-form").addEventListener("submit", (event) => {
 });
 element("read-stop").addEventListener("click", stop);
 element("read-download").addEventListener("click", () => download(file.blob, file.name));
-element("read-text").addEventListener("input", () => {
-  const { value, maxLength } = element("read-text");
-  element("read-count").textContent = `${value.length} of ${maxLength} characters`;
-  updateButtons();
-});
+element("read-text").addEventListener("input", updateButtons);
 element("speed").addEventListener("input", () => settings.change({ speed: Number(element("speed").value) }));
 element("format").addEventListener("change", () => settings.change({ format: element("format").value }));
 copyButton(element("read-as-curl"), () => speechAsCurl(body()));

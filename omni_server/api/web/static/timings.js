@@ -43,6 +43,11 @@ export function formatSeconds(seconds) {
   return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
 }
 
+/** What is shown until the first audio, `seconds` after the request. */
+export function preparing(seconds) {
+  return `Preparing speech, ${Math.floor(seconds)} s`;
+}
+
 const SVG = "http://www.w3.org/2000/svg";
 const STEPS_S = [0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60];
 const MAX_MARKS = 6;

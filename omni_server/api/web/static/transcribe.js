@@ -42,6 +42,7 @@ export async function transcribeFile(file) {
   } catch (error) {
     if (error.name === "AbortError") return;
     if (!(error instanceof ApiError)) throw error;
+    element("transcript-box").hidden = element("transcript").textContent === "";
     show("transcribe-problem", error.status === 0 && file.size > LARGE_BYTES ? TOO_LARGE : error.message);
     served.doubt(error);
   } finally {
@@ -78,7 +79,8 @@ async function startRecording() {
   show("transcribe-problem", "");
   try {
     recording = await Recording.start(() => {
-      element("transcribe-record").textContent = `Stop recording, ${formatDuration(recording?.seconds ?? 0)}`;
+      if (recording === null) return; // it has just been finished
+      element("transcribe-record").textContent = `Stop recording, ${formatDuration(recording.seconds)}`;
     });
     announce("Recording");
   } catch (error) {

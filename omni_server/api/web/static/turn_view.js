@@ -5,14 +5,14 @@ import { Clip } from "./clip.js";
 import { copyButton, copyOf, element } from "./page.js";
 import { ANSWER_RATE_HZ } from "./playback.js";
 import { chatAsCurl, chatAsPython } from "./program_text.js";
-import { drawTimeline, formatSeconds } from "./timings.js";
+import { drawTimeline, formatSeconds, preparing } from "./timings.js";
 
 const REDRAW_MS = 120;
 const NEAR_PX = 80;
 
 const page = element("chat-scroll");
-/** Whether the end is to stay in view: until the reader scrolls up. */
-let following = true;
+/** Whether the end is to stay in view: from the first question until the reader scrolls up. */
+let following = false;
 page.addEventListener("scroll", () => {
   following = page.scrollHeight - page.scrollTop - page.clientHeight < NEAR_PX;
 });
@@ -28,6 +28,7 @@ export class TurnView {
   #turn = copyOf("turn");
   #clip = null;
   #answer = null;
+  #isSpoken = false;
   #drawing = null;
 
   constructor({ text, attachments }, list) {
@@ -49,6 +50,7 @@ export class TurnView {
   /** The server has accepted the request, which was `body`. */
   begin(answer, requestId, body) {
     this.#answer = answer;
+    this.#isSpoken = body.modalities.includes("audio");
     this.#part(".times").hidden = false;
     this.#part(".copies").hidden = false;
     copyButton(this.#part(".as-curl"), () => chatAsCurl(body));
@@ -121,6 +123,10 @@ export class TurnView {
     this.#time(".first-text", timings.text[0] ?? null);
     this.#time(".first-audio", timings.audio[0] ?? null);
     this.#time(".total", timings.ended);
+    const isPreparing =
+      this.#isSpoken && timings.text.length > 0 && timings.audio.length === 0 && timings.ended === null;
+    this.#part(".preparing").hidden = !isPreparing;
+    this.#part(".preparing").textContent = preparing(timings.since(performance.now()));
     drawTimeline(this.#part(".timeline"), timings);
     this.#scroll();
   }
@@ -137,6 +143,7 @@ export class TurnView {
   }
 
   #scroll(always = false) {
-    if (always || following) scrollToEnd();
+    following ||= always;
+    if (following) scrollToEnd();
   }
 }

@@ -24,8 +24,8 @@ from omni_server.types import (
 )
 from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen3_omni import FAMILY
-from stages.qwen3_omni.code_predictor import CODE_SAMPLING
 from stages.qwen3_omni.family import Qwen3OmniModel
+from stages.qwen3_omni.talker import CODE_SAMPLING
 from stages.runtime.code_sampling import CodeSampling
 from tests.reference.qwen3_cases import QWEN3_CASES
 from tests.reference.qwen3_reference import Qwen3Reference

@@ -1,11 +1,15 @@
 """The talker as a vLLM model, but for its decoder, which tests/integration/test_frames.py compares."""
 
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedConfig, Qwen3OmniMoeConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerResizeMLP
 from vllm import ModelRegistry
@@ -16,10 +20,15 @@ from vllm.distributed import (
     init_distributed_environment,
 )
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
+from omni_server.protocol.runtime_config import StageRuntimeConfig
+from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen3_omni.hf_overrides import TALKER, talker_config
 from stages.qwen3_omni.talker import Qwen3OmniTalker, TextRows
+from stages.qwen_codec import code_predictor
+from stages.qwen_codec.decoder_kernels import KernelOperations
 from stages.runtime.frame_predictor import frame_predictor
 
 VOCABULARY, THINKER_WIDTH, INNER, WIDTH = 9000, 24, 40, 16
@@ -81,32 +90,42 @@ def config(tmp_path: Path) -> VllmConfig:
     made = Qwen3OmniMoeConfig(**CONFIG)
     made.architectures = ["Qwen3OmniMoeForConditionalGeneration"]
     made.save_pretrained(tmp_path)
+    return engine_config(tmp_path, load_format="dummy")
+
+
+def engine_config(folder: Path, **engine_args: Any) -> VllmConfig:
     ModelRegistry.register_model(TALKER, Qwen3OmniTalker)
-    engine_args = EngineArgs(
-        str(tmp_path),
+    return EngineArgs(
+        str(folder),
+        **engine_args,
         hf_overrides=talker_config,
         dtype="float32",
-        load_format="dummy",
         enable_prompt_embeds=True,
         skip_tokenizer_init=True,
         enforce_eager=True,
         block_size=32,
         max_model_len=64,
         max_num_seqs=4,
-    )
-    return engine_args.create_engine_config()
+    ).create_engine_config()
+
+
+@contextmanager
+def unloaded(config: VllmConfig, folder: Path) -> Iterator[Qwen3OmniTalker]:
+    init_distributed_environment(1, 0, f"file://{folder}/store", 0, backend="gloo")
+    try:
+        with set_current_vllm_config(config):
+            ensure_model_parallel_initialized(1, 1)
+            yield Qwen3OmniTalker(vllm_config=config)
+    finally:
+        cleanup_dist_env_and_memory()
 
 
 @pytest.fixture
 def talker(config: VllmConfig, tmp_path: Path) -> Iterator[Qwen3OmniTalker]:
     """With vLLM's dummy weights, which are not loaded by the model itself."""
-    init_distributed_environment(1, 0, f"file://{tmp_path}/store", 0, backend="gloo")
-    with set_current_vllm_config(config):
-        ensure_model_parallel_initialized(1, 1)
-        made = Qwen3OmniTalker(vllm_config=config)
-    DummyModelLoader(config.load_config).load_weights(made, config.model_config)
-    yield made
-    cleanup_dist_env_and_memory()
+    with unloaded(config, tmp_path) as made:
+        DummyModelLoader(config.load_config).load_weights(made, config.model_config)
+        yield made
 
 
 def test_dummy_weights_give_rows_too_and_nothing_of_them_is_kept(talker: Qwen3OmniTalker) -> None:
@@ -127,6 +146,46 @@ def test_it_predicts_the_other_codebooks_of_a_frame(talker: Qwen3OmniTalker) -> 
         frame_predictor(talker, 7)
 
 
-def test_positions_are_interleaved_whatever_the_config_says(config: VllmConfig) -> None:
+def test_all_layers_read_the_cosines_and_sines_of_the_step(
+    talker: Qwen3OmniTalker, config: VllmConfig
+) -> None:
     assert config.model_config.uses_mrope
-    assert config.model_config.hf_config.rope_parameters["mrope_interleaved"] is True
+    rotary = {id(layer.self_attn.rotary_emb) for layer in talker.model.layers}
+    assert rotary == {id(talker._rotary)}
+
+
+@pytest.mark.parametrize("decoding_kernels", [True, False])
+def test_the_code_predictor_has_our_kernels_unless_the_stage_is_to_have_vllms(
+    decoding_kernels: bool, config: VllmConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_predictor, "fits_decoding_kernels", lambda device: True)
+    config.additional_config = StageRuntimeConfig(model_dir="", decoding_kernels=decoding_kernels)
+    with unloaded(config, tmp_path) as talker:
+        assert isinstance(talker.code_predictor.operations, KernelOperations) == decoding_kernels
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint", family="qwen3_omni")
+
+
+PARTS = ["lm_head.3.weight", "model.layers.0.mlp.up_proj.weight", "model.codec_embedding.14.weight"]
+
+
+@pytest.mark.parametrize("missing", [None, *PARTS])
+def test_a_checkpoint_that_lacks_a_part_of_a_merged_weight_is_refused(
+    missing: str | None, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    weights = load_file(folder / "model.safetensors")
+    if missing is not None:
+        del weights[f"talker.code_predictor.{missing}"]
+    save_file(weights, folder / "model.safetensors")
+    config = engine_config(folder)
+    refusal = (
+        pytest.raises(ValueError, match=f"lacks weights of the code predictor: .*{missing}")
+        if missing
+        else nullcontext()
+    )
+    with unloaded(config, tmp_path) as talker, refusal:
+        get_model_loader(config.load_config).load_weights(talker, config.model_config)

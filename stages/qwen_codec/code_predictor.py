@@ -1,4 +1,4 @@
-"""The talker's code predictor: 15 further codes for each codec token, one after the other.
+"""A talker's code predictor: the further codes of a frame for each codec token, one after the other.
 
 A small dense decoder whose sequence is one frame. Reference:
 `Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration` in transformers. Here, shapes and addresses are
@@ -7,22 +7,34 @@ CUDA graph can hold all steps of a frame.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
-    Qwen3OmniMoeTalkerCodePredictorConfig,
-)
 
-from stages.qwen3_omni.decoder_operations import DecoderOperations
-from stages.runtime.code_sampling import Choose, CodeSampling
+from stages.qwen_codec.decoder_operations import DecoderOperations
+from stages.runtime.code_sampling import Choose
 from stages.runtime.kernel_launch import fits_decoding_kernels
 
-CODE_SAMPLING = CodeSampling(temperature=1.0, top_k=50, top_p=0.8)
-"""Unless the stage config says otherwise. Literals in
-`Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation`; the temperature is the default of
-`generate`."""
+
+@dataclass(frozen=True)
+class CodePredictorSizes:
+    """Attention has no biases."""
+
+    num_predicted: int
+    """Codes of a frame, without the one that the talker samples."""
+    vocab_size: int
+    """Of each predicted codebook."""
+    hidden_size: int
+    """As the talker's."""
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
 
 
 class CodePredictor(nn.Module):
@@ -33,29 +45,29 @@ class CodePredictor(nn.Module):
     cos: torch.Tensor  # [length, head_dim]
     sin: torch.Tensor
 
-    def __init__(self, config: Qwen3OmniMoeTalkerCodePredictorConfig, max_batch_size: int) -> None:
-        """Raises `ValueError` for what no published model has: biases in the attention, and a head size that
-        is not a power of two."""
-        if config.attention_bias or config.head_dim & (config.head_dim - 1):
-            raise ValueError(
-                "a code predictor with attention_bias or a head_dim other than a power of two is not supported"
-            )
+    def __init__(self, sizes: CodePredictorSizes, max_batch_size: int, *, use_kernels: bool = True) -> None:
+        """The kernels compute the layers where they are wanted and support the device and the sizes, and
+        torch everywhere else."""
         super().__init__()
-        self.num_predicted: int = config.num_code_groups - 1
-        tables = (self.num_predicted, config.vocab_size, config.hidden_size)
+        self.num_predicted = sizes.num_predicted
+        tables = (sizes.num_predicted, sizes.vocab_size, sizes.hidden_size)
         self.codec_embedding = nn.Parameter(torch.empty(tables))
         self.lm_head = nn.Parameter(torch.empty(tables))
-        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
-        self.norm = nn.Parameter(torch.ones(config.hidden_size))
-        self._epsilon: float = config.rms_norm_eps
+        self.layers = nn.ModuleList(_Layer(sizes) for _ in range(sizes.num_layers))
+        self.norm = nn.Parameter(torch.ones(sizes.hidden_size))
+        self.operations = DecoderOperations(sizes.rms_norm_eps)
+        is_power_of_two = sizes.head_dim & (sizes.head_dim - 1) == 0
+        if use_kernels and is_power_of_two and fits_decoding_kernels(self.norm.device):
+            from stages.qwen_codec.decoder_kernels import KernelOperations
+
+            self.operations = KernelOperations(sizes.rms_norm_eps)
         # A frame's sequence: the talker's hidden state, the sampled token, and all codes but the last.
         length = 1 + self.num_predicted
-        heads = (config.num_key_value_heads, length, config.head_dim)
-        cache = torch.zeros(config.num_hidden_layers, 2, max_batch_size, *heads)
+        heads = (sizes.num_kv_heads, length, sizes.head_dim)
+        cache = torch.zeros(sizes.num_layers, 2, max_batch_size, *heads)
         self.register_buffer("cache", cache, persistent=False)
-        theta = config.rope_parameters["rope_theta"]
-        steps = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-        angles = torch.outer(torch.arange(length, dtype=torch.float32), theta**-steps).repeat(1, 2)
+        steps = torch.arange(0, sizes.head_dim, 2, dtype=torch.float32) / sizes.head_dim
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), sizes.rope_theta**-steps).repeat(1, 2)
         self.register_buffer("cos", angles.cos().to(cache.dtype), persistent=False)
         self.register_buffer("sin", angles.sin().to(cache.dtype), persistent=False)
         self._not_loaded = set(self._checkpoint_parts())
@@ -63,11 +75,10 @@ class CodePredictor(nn.Module):
     def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, choose: Choose) -> torch.Tensor:
         """Codes int64 `[n, num_predicted]`, for the talker's `hidden` states `[n, width]` and the `embedded`
         tokens `[n, width]` sampled from them; `n` is at most `max_batch_size`."""
-        operations = self._operations(hidden.device)
         inputs, first = torch.stack((hidden, embedded), 1), 0
         codes: list[torch.Tensor] = []
         for codebook in range(self.num_predicted):
-            code = choose(self._logits(inputs, first, codebook, operations), codebook)
+            code = choose(self._logits(inputs, first, codebook), codebook)
             codes.append(code)
             first += inputs.shape[1]
             inputs = functional.embedding(code, self.codec_embedding[codebook])[:, None]
@@ -80,31 +91,22 @@ class CodePredictor(nn.Module):
         embedded = functional.embedding(codes + first_rows, self.codec_embedding.flatten(0, 1))
         return embedded.sum(1, dtype=torch.float32)
 
-    def _operations(self, device: torch.device) -> DecoderOperations:
-        if fits_decoding_kernels(device):
-            from stages.qwen3_omni.decoder_kernels import KernelOperations
-
-            return KernelOperations(self._epsilon)
-        return DecoderOperations(self._epsilon)
-
-    def _logits(
-        self, inputs: torch.Tensor, first: int, codebook: int, operations: DecoderOperations
-    ) -> torch.Tensor:
+    def _logits(self, inputs: torch.Tensor, first: int, codebook: int) -> torch.Tensor:
         """`[n, vocabulary]` for the last of `inputs` `[n, count, width]`, which are at positions from
         `first`."""
         count, width = inputs.shape[1:]
         hidden = inputs.reshape(-1, width)
         for layer, cache in zip(self.layers, self.cache, strict=True):
-            hidden = layer(hidden, self.cos, self.sin, cache, first, count, operations)
+            hidden = layer(hidden, self.cos, self.sin, cache, first, count, self.operations)
         last = hidden[count - 1 :: count]
-        return operations.linear(last, self.lm_head[codebook], norm=self.norm)
+        return self.operations.linear(last, self.lm_head[codebook], norm=self.norm)
 
     # -- loading
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Takes weights by their names in the checkpoint, below `talker.code_predictor`. Returns the names of
-        the parameters of which every part has come, in this call or an earlier one. Raises `ValueError` for an
-        unknown name and for another shape."""
+        """Takes weights by their names in the checkpoint, below `talker.code_predictor`, in any number of
+        calls. Returns the names of their parameters. Raises `ValueError` for an unknown name and for another
+        shape."""
         parts = self._checkpoint_parts()
         loaded = set()
         for name, weight in weights:
@@ -119,7 +121,15 @@ class CodePredictor(nn.Module):
             part.copy_(weight)
             self._not_loaded.discard(name)
             loaded.add(parameter)
-        return loaded - {parts[name][0] for name in self._not_loaded}
+        return loaded
+
+    def check_loaded(self) -> None:
+        """Raises `ValueError` if a part of a weight has not been loaded: vLLM checks whole parameters only,
+        and not those of quantized checkpoints."""
+        if self._not_loaded:
+            raise ValueError(
+                f"the checkpoint lacks weights of the code predictor: {sorted(self._not_loaded)}"
+            )
 
     def _checkpoint_parts(self) -> dict[str, tuple[str, torch.Tensor]]:
         """By name in the checkpoint: the name of a parameter, and the part of it."""
@@ -138,11 +148,10 @@ class CodePredictor(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, config: Qwen3OmniMoeTalkerCodePredictorConfig) -> None:
+    def __init__(self, sizes: CodePredictorSizes) -> None:
         super().__init__()
-        width, inner = config.hidden_size, config.intermediate_size
-        queries = config.num_attention_heads * config.head_dim
-        keys = config.num_key_value_heads * config.head_dim
+        width, inner = sizes.hidden_size, sizes.intermediate_size
+        queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
         self._qkv_sizes = (queries, keys, keys)
         self.qkv_proj = nn.Parameter(torch.empty(sum(self._qkv_sizes), width))
         self.o_proj = nn.Parameter(torch.empty(width, queries))
@@ -150,8 +159,8 @@ class _Layer(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(width, inner))
         self.input_norm = nn.Parameter(torch.ones(width))
         self.post_attention_norm = nn.Parameter(torch.ones(width))
-        self.query_norm = nn.Parameter(torch.ones(config.head_dim))
-        self.key_norm = nn.Parameter(torch.ones(config.head_dim))
+        self.query_norm = nn.Parameter(torch.ones(sizes.head_dim))
+        self.key_norm = nn.Parameter(torch.ones(sizes.head_dim))
 
     def forward(
         self,

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stages.qwen3_omni.decoder_operations import DecoderOperations
+from stages.qwen_codec.decoder_operations import DecoderOperations
 from stages.runtime.kernel_launch import CachedLaunch
 
 
@@ -21,15 +21,14 @@ from stages.runtime.kernel_launch import CachedLaunch
 def _finished(
     y, up, residual_ptr, at, inside, GATED: tl.constexpr, HAS_RESIDUAL: tl.constexpr, dtype: tl.constexpr
 ):
-    """A product and, if gated, that of the other half, in float32: gated, and with the residual added."""
-    y = y.to(dtype)
+    """A product and, if gated, that of the other half, in float32: gated, or with the residual added. The
+    store of the result rounds it."""
+    y = y.to(dtype).to(tl.float32)
     if GATED:
-        gate = y.to(tl.float32)
-        silu = (gate / (1.0 + tl.exp(-gate))).to(dtype)
-        y = (silu.to(tl.float32) * up.to(dtype).to(tl.float32)).to(dtype)
-    if HAS_RESIDUAL:
-        residual = tl.load(residual_ptr + at, mask=inside, other=0.0)
-        y = (y.to(tl.float32) + residual.to(tl.float32)).to(dtype)
+        silu = (y / (1.0 + tl.exp(-y))).to(dtype).to(tl.float32)
+        y = silu * up.to(dtype).to(tl.float32)
+    elif HAS_RESIDUAL:
+        y += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
     return y
 
 
@@ -212,8 +211,8 @@ def _attention(
         weight = tl.exp(score - tl.max(score, 1)[:, None])
         weight = (weight / tl.sum(weight, 1)[:, None])[:, :, None]
         out = out_ptr + (frame * COUNT + index) * (HEADS * DIM) + kv_head * QUERIES * DIM + heads
-        tl.store(out, tl.sum(weight * past_v1[None, :, :], 1).to(dtype), mask=is_query)
-        tl.store(out + HALF, tl.sum(weight * past_v2[None, :, :], 1).to(dtype), mask=is_query)
+        tl.store(out, tl.sum(weight * past_v1[None, :, :], 1), mask=is_query)
+        tl.store(out + HALF, tl.sum(weight * past_v2[None, :, :], 1), mask=is_query)
 
 
 _launch_row_linear = CachedLaunch(_row_linear)

@@ -1,4 +1,4 @@
-"""The code predictor against the reference's, on tiny random weights."""
+"""The code predictor against Qwen3-Omni's reference, on tiny random weights."""
 
 import pytest
 import torch
@@ -10,7 +10,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
 )
 
-from stages.qwen3_omni.code_predictor import CodePredictor
+from stages.qwen3_omni.talker import predictor_sizes
+from stages.qwen_codec.code_predictor import CodePredictor
 from stages.runtime.code_sampling import Choose
 
 WIDTH, VOCABULARY, NUM_PREDICTED, BATCH = 32, 60, 15, 3
@@ -41,7 +42,7 @@ def reference() -> Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration:
 
 @pytest.fixture(scope="module")
 def predictor(reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration) -> CodePredictor:
-    made = CodePredictor(config(), max_batch_size=BATCH)
+    made = CodePredictor(predictor_sizes(config()), max_batch_size=BATCH)
     made.load_weights(reference.state_dict().items())
     return made
 
@@ -117,7 +118,7 @@ def test_codes_are_embedded_as_the_sum_over_their_codebooks(
 def test_every_parameter_has_its_weights_in_the_checkpoint(
     reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
 ) -> None:
-    made = CodePredictor(config(), max_batch_size=BATCH)
+    made = CodePredictor(predictor_sizes(config()), max_batch_size=BATCH)
     for weight in made.parameters():
         torch.nn.init.constant_(weight, torch.nan)
     loaded = made.load_weights(reference.state_dict().items())
@@ -126,22 +127,26 @@ def test_every_parameter_has_its_weights_in_the_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("part", "parameter"),
+    "part",
     [
-        ("model.layers.1.self_attn.k_proj.weight", "layers.1.qkv_proj"),
-        ("model.layers.0.mlp.up_proj.weight", "layers.0.gate_up_proj"),
-        ("lm_head.7.weight", "lm_head"),
+        "model.layers.1.self_attn.k_proj.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        "lm_head.7.weight",
+        "model.norm.weight",
     ],
 )
-def test_a_parameter_is_loaded_when_all_of_its_parts_have_come(
-    reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration, part: str, parameter: str
+def test_weights_are_complete_when_all_parts_have_come(
+    reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration, part: str
 ) -> None:
     """In any number of calls, as vLLM makes them where other weights lie between."""
-    made = CodePredictor(config(), max_batch_size=BATCH)
+    made = CodePredictor(predictor_sizes(config()), max_batch_size=BATCH)
     weights = reference.state_dict()
     last = weights.pop(part)
-    assert made.load_weights(weights.items()) == {name for name, _ in made.named_parameters()} - {parameter}
-    assert made.load_weights([(part, last)]) == {parameter}
+    made.load_weights(weights.items())
+    with pytest.raises(ValueError, match=rf"lacks weights of the code predictor: \['{part}'\]"):
+        made.check_loaded()
+    made.load_weights([(part, last)])
+    made.check_loaded()
 
 
 @pytest.mark.parametrize(
@@ -149,20 +154,21 @@ def test_a_parameter_is_loaded_when_all_of_its_parts_have_come(
     [
         ("model.layers.0.self_attn.q_bias", (64,), "no weight model.layers.0.self_attn.q_bias"),
         ("lm_head.3.weight", (WIDTH,), r"lm_head.3.weight has shape \[\d+\], not \[\d+, \d+\]"),
+        ("lm_head.3.weight", (1, WIDTH), r"has shape \[1, \d+\], not \[\d+, \d+\]"),
+        ("model.layers.1.self_attn.q_norm.weight", (1,), r"has shape \[1\], not \[16\]"),
+        ("model.layers.0.mlp.up_proj.weight", (1, 1), r"has shape \[1, 1\], not \[48, 32\]"),
     ],
 )
 def test_a_weight_of_another_name_or_shape_is_refused(
     name: str, shape: tuple[int, ...], message: str
 ) -> None:
-    made = CodePredictor(config(), max_batch_size=BATCH)
+    made = CodePredictor(predictor_sizes(config()), max_batch_size=BATCH)
     with pytest.raises(ValueError, match=message):
         made.load_weights([(name, torch.zeros(shape))])
 
 
-@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"head_dim": 24}])
-def test_what_no_published_model_has_is_refused(changes: dict[str, object]) -> None:
+def test_biases_which_no_published_model_has_are_refused() -> None:
     changed = config()
-    for name, value in changes.items():
-        setattr(changed, name, value)
-    with pytest.raises(ValueError, match="not supported"):
-        CodePredictor(changed, max_batch_size=BATCH)
+    changed.attention_bias = True
+    with pytest.raises(ValueError, match="attention_bias is not supported"):
+        predictor_sizes(changed)

@@ -1,0 +1,1 @@
+"""What models of the Qwen family have in common behind their talker: how codec tokens become frames."""
