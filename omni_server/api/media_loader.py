@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -21,6 +20,7 @@ from omni_server.errors import InvalidRequestError, OverloadedError
 from omni_server.media.audio import count_samples, decode_audio
 from omni_server.media.image import count_pixels, decode_image
 from omni_server.media.limited_process import Cancellation
+from omni_server.media.process_places import ProcessPlaces
 from omni_server.media.source import MediaSource, decode_base64
 from omni_server.media.video import decode_video, decode_video_with_audio
 from omni_server.types import AudioPart, ImagePart, VideoPart
@@ -65,9 +65,8 @@ class MediaLoader:
             config.media_queue_timeout_s,
             "The server is busy with the media of other requests.",
         )
-        self._processes = asyncio.Semaphore(config.media_processes)
-        # They wait for processes. Not the event loop's pool: media and other work must not delay each other.
-        self._threads = ThreadPoolExecutor(config.media_processes, "media")
+        busy = "The server is busy decoding the media of other requests."
+        self._processes = ProcessPlaces(config.media_processes, config.media_queue_timeout_s, busy)
         self._reads = asyncio.Semaphore(_MAX_READ)
 
     async def load(self, content: MediaContent, param: str, *, hears_videos: bool = False) -> MediaPart:
@@ -81,7 +80,7 @@ class MediaLoader:
         try:
             match content:
                 case InputAudioContent(input_audio=audio) if not audio.data.startswith(_URL_PREFIXES):
-                    return await self._decode(
+                    return await self._processes.run(
                         lambda stop: decode_audio(decode_base64(audio.data), limits, audio.format, stop)
                     )
                 case InputAudioContent(input_audio=audio):
@@ -107,15 +106,17 @@ class MediaLoader:
         """Decodes an audio file to transcribe. `held` releases its memory. Raises the errors of `load`, without
         a field name."""
         limits = self._recording_limits
-        num_samples = await self._decode(lambda stop: count_samples(data, limits, stop))
+        num_samples = await self._processes.run(lambda stop: count_samples(data, limits, stop))
         await self._hold(_SAMPLE_BYTES * num_samples, held)
-        return await self._decode(lambda stop: decode_audio(data, limits, None, stop))
+        return await self._processes.run(lambda stop: decode_audio(data, limits, None, stop))
 
     async def load_images(self, files: Sequence[bytes], number: int, held: ExitStack) -> list[ImagePart]:
         """Decodes image files for `hold_images`. Raises the errors of `load`, without a field name."""
-        num_pixels = sum([await self._decode(partial(count_pixels, file, self._limits)) for file in files])
+        num_pixels = sum(
+            [await self._processes.run(partial(count_pixels, file, self._limits)) for file in files]
+        )
         await self.hold_images(num_pixels, number, held)
-        return [await self._decode(partial(decode_image, file, self._limits)) for file in files]
+        return [await self._processes.run(partial(decode_image, file, self._limits)) for file in files]
 
     async def hold_images(self, num_pixels: int, number: int, held: ExitStack) -> None:
         """Waits for the memory of images to edit, `num_pixels` in all, with `number` results, each of which
@@ -135,36 +136,20 @@ class MediaLoader:
         await self._memory.acquire(num_bytes)
         held.callback(self._memory.release, num_bytes)
 
+    async def _acquire_read(self) -> None:
+        try:
+            async with asyncio.timeout(self._queue_timeout_s):
+                await self._reads.acquire()
+        except TimeoutError:
+            raise OverloadedError("The server is busy fetching the media of other requests.") from None
+
     async def _fetched(self, url: str, decode: Callable[[bytes, Cancellation], Result]) -> Result:
         is_held = url[:5].lower() == "data:"  # already in memory with the request
         if not is_held:
-            await self._acquire(self._reads, "fetching")
+            await self._acquire_read()
         try:
             data = await self._source.read(url)
-            return await self._decode(lambda cancellation: decode(data, cancellation))
+            return await self._processes.run(lambda cancellation: decode(data, cancellation))
         finally:
             if not is_held:
                 self._reads.release()
-
-    async def _acquire(self, slots: asyncio.Semaphore, doing: str) -> None:
-        try:
-            async with asyncio.timeout(self._queue_timeout_s):
-                await slots.acquire()
-        except TimeoutError:
-            raise OverloadedError(f"The server is busy {doing} the media of other requests.") from None
-
-    async def _decode(self, decode: Callable[[Cancellation], Result]) -> Result:
-        """If the caller gives up, the process is terminated, and its place is free when it has ended."""
-        await self._acquire(self._processes, "decoding")
-        cancellation = Cancellation()
-        decoding = asyncio.get_running_loop().run_in_executor(self._threads, decode, cancellation)
-        decoding.add_done_callback(self._release)
-        try:
-            return await asyncio.shield(decoding)
-        finally:
-            cancellation.cancel()
-
-    def _release(self, decoding: "asyncio.Future[Result]") -> None:
-        self._processes.release()
-        if not decoding.cancelled():
-            decoding.exception()  # retrieved, in case the caller has left
