@@ -9,7 +9,6 @@ forked from the fork server.
 
 import logging
 import os
-import pickle
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -47,6 +46,13 @@ _MAX_MEMORY_BYTES = 2 << 30
 """Address space: the stacks and heaps of xgrammar's threads reserve a quarter."""
 _NUM_REMEMBERED = 128
 """Grammars that are not checked again. Clients send the same tools and schemas with each request."""
+_EXAMPLES = (
+    StructuredOutputsParams(regex="("),
+    StructuredOutputsParams(grammar='start: "a"'),  # Lark
+    StructuredOutputsParams(structural_tag='{"format": {"type": "any_text"}}'),
+    StructuredOutputsParams(json='{"type": "object"}'),
+)
+"""Checked before processes are forked, which cannot open what vLLM imports when it is first needed."""
 _SIZE = struct.Struct("=I")
 _MAX_ANSWER_BYTES = 16 << 20
 
@@ -74,7 +80,10 @@ class GrammarCheck:
     async def check(self, wanted: StructuredOutputsParams) -> StructuredOutputsParams:
         """Returns `wanted` as an engine expects it. Raises vLLM's error, `InvalidRequestError` if the grammar
         takes too much time or memory, or `OverloadedError`. A caller who is cancelled leaves no process."""
-        request = pickle.dumps(wanted)
+        try:
+            request = msgspec.msgpack.encode(wanted)
+        except UnicodeEncodeError as error:
+            raise VLLMValidationError("The grammar is not valid Unicode.") from error
         key = sha256(request).digest()
         data = self._remembered.pop(key, None) or await self._places.run(partial(self._ask, request))
         answer = msgspec.msgpack.decode(data, type=_Answer)
@@ -137,21 +146,26 @@ def _serve(config: VllmConfig, control: socket.socket) -> None:
     tokenizer = cached_tokenizer_from_config(config.model_config)
     backend = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=config.model_config.get_vocab_size())
 
-    def read(file: BinaryIO, output: BinaryIO, _: Sequence[str]) -> int:
-        params = SamplingParams(structured_outputs=pickle.load(file))  # noqa: S301 - from the server
-        answer = _Answer(params.structured_outputs)
+    def check(wanted: StructuredOutputsParams) -> _Answer:
+        params = SamplingParams(structured_outputs=wanted)
         try:
             params.verify(config.model_config, None, config.structured_outputs_config, tokenizer)
         except VLLMClientError as error:
             parameter = error.parameter if isinstance(error, VLLMValidationError) else None
             message = str(error.args[0] if error.args else error)
-            answer = _Answer(None, message, str(error.__cause__ or ""), parameter)
-        else:
-            grammar = backend.compile_grammar(*get_structured_output_key(params.structured_outputs))
-            grammar.fill_bitmask(backend.allocate_token_bitmask(1), 0)
-        data = msgspec.msgpack.encode(answer)
+            return _Answer(None, message, str(error.__cause__ or ""), parameter)
+        grammar = backend.compile_grammar(*get_structured_output_key(wanted))
+        grammar.fill_bitmask(backend.allocate_token_bitmask(1), 0)
+        return _Answer(wanted)
+
+    def read(file: BinaryIO, output: BinaryIO, _: Sequence[str]) -> int:
+        data = msgspec.msgpack.encode(
+            check(msgspec.msgpack.decode(file.read(), type=StructuredOutputsParams))
+        )
         output.write(_SIZE.pack(len(data)) + data)
         return 0
 
+    for wanted in _EXAMPLES:
+        check(wanted)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     ReaderProcesses(control, read, base_bytes=pages * os.sysconf("SC_PAGESIZE")).serve()
