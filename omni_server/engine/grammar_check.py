@@ -38,11 +38,11 @@ CPU_LIMIT_S = 5
 """The engine needs about as much again. Twelve kilobytes of an enumeration take 0.2 s with 151,000 tokens."""
 NICENESS = 10
 """Gives a tenth of the engine's share of a contended core."""
-_NUM_PLACES = 4
+NUM_PLACES = 4
 _TIMEOUT_S = 30.0
 """For a process that shares its core with engines."""
-_QUEUE_TIMEOUT_S = 30.0
-_MAX_MEMORY_BYTES = 2 << 30
+QUEUE_TIMEOUT_S = 30.0
+MAX_MEMORY_BYTES = 2 << 30
 """Address space: the stacks and heaps of xgrammar's threads reserve a quarter."""
 _NUM_REMEMBERED = 128
 """Grammars that are not checked again. Clients send the same tools and schemas with each request."""
@@ -72,7 +72,7 @@ class GrammarCheck:
         """`config` is called in a thread, whenever the program is started."""
         self._program = Program(lambda control: _launch(config(), control))
         self._places = ProcessPlaces(
-            _NUM_PLACES, _QUEUE_TIMEOUT_S, "The server is busy with the grammars of other requests."
+            NUM_PLACES, QUEUE_TIMEOUT_S, "The server is busy with the grammars of other requests."
         )
         self._remembered: dict[bytes, bytes] = {}
         """Answers, by a hash of the request; the least recently used comes first."""
@@ -85,7 +85,7 @@ class GrammarCheck:
         except UnicodeEncodeError as error:
             raise VLLMValidationError("The grammar is not valid Unicode.") from error
         key = sha256(request).digest()
-        data = self._remembered.pop(key, None) or await self._places.run(partial(self._ask, request))
+        data = self._remembered.pop(key, b"") or await self._places.run(partial(self._ask, request))
         answer = msgspec.msgpack.decode(data, type=_Answer)
         if answer.checked is None:
             raise VLLMValidationError(answer.message, parameter=answer.parameter) from ValueError(
@@ -105,7 +105,7 @@ class GrammarCheck:
             module=Path(__file__),
             arguments=(),
             reads="the grammar",
-            max_memory_bytes=_MAX_MEMORY_BYTES,
+            max_memory_bytes=MAX_MEMORY_BYTES,
             max_cpu_s=CPU_LIMIT_S,
             timeout_s=_TIMEOUT_S,
             refusals={DAMAGED: _too_much("memory")},

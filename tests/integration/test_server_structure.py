@@ -326,14 +326,13 @@ def test_answer_follows_vllms_structures(client: httpx2.Client) -> None:
     ("structure", "why"),
     [
         ({"json": {"type": "string", "pattern": 4 * "(a|b){0,2000}"}}, "too much time to compile"),
-        ({"regex": "(([a-zA-Z ]?){1,30}){1,30}!"}, "too much time to compile"),
-        ({"regex": "Z{9}(([a-zA-Z ]?){1,30}){1,30}!"}, "takes too long to follow"),
+        ({"regex": "(([a-zA-Z ]?){1,30}){1,30}!"}, "too long to follow"),
     ],
 )
 def test_structure_that_takes_too_much_time_is_refused_and_others_are_answered(
     client: httpx2.Client, structure: dict[str, object], why: str
 ) -> None:
-    error = error_of(client.post(URL, json=written(structured_outputs=structure, max_tokens=100)), 400)
+    error = error_of(client.post(URL, json=written(structured_outputs=structure)), 400)
     assert error["code"] == "unsupported_value"
     assert why in error["message"]
     # What was given up may still run.

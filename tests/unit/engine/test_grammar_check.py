@@ -21,7 +21,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from omni_server.engine import grammar_check
 from omni_server.engine.grammar_check import GrammarCheck
-from omni_server.errors import InvalidRequestError
+from omni_server.errors import InvalidRequestError, OverloadedError
 from tests.integration.server_process import wait_until
 from tests.unit.stages.scheduling import TEXT_MODEL
 
@@ -124,6 +124,31 @@ async def test_an_innocent_schema_does_not_wait_for_two_that_take_long(
     assert not any(task.done() for task in long)
     ended = await asyncio.gather(*long, return_exceptions=True)
     assert [type(error) for error in ended] == [InvalidRequestError] * 2
+
+
+async def test_a_grammar_that_takes_too_much_memory_is_refused(
+    grammars: GrammarCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_check, "MAX_MEMORY_BYTES", 0)
+    with pytest.raises(InvalidRequestError, match="too much memory"):
+        await grammars.check(long_enum(4))
+    monkeypatch.undo()
+    assert await grammars.check(StructuredOutputsParams(json='{"enum": ["small"]}'))
+
+
+async def test_who_waits_too_long_for_a_place_is_told_that_the_server_is_busy(
+    config: VllmConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_check, "NUM_PLACES", 1)
+    monkeypatch.setattr(grammar_check, "QUEUE_TIMEOUT_S", 0.01)
+    check = GrammarCheck(lambda: config)
+    first = asyncio.create_task(check.check(ENDLESS))
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError):
+        await check.check(ORDINARY)
+    first.cancel()
+    await asyncio.wait([first])
+    check.end()
 
 
 async def test_who_leaves_while_a_grammar_is_checked_leaves_no_process_and_no_busy_thread(
