@@ -152,8 +152,10 @@ async def test_who_waits_too_long_for_a_place_is_told_that_the_server_is_busy(
 
 
 async def test_who_leaves_while_a_grammar_is_checked_leaves_no_process_and_no_busy_thread(
-    grammars: GrammarCheck,
+    grammars: GrammarCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(grammar_check, "CPU_LIMIT_S", 600)
+    monkeypatch.setattr(grammar_check, "TIMEOUT_S", 600.0)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     left = [asyncio.create_task(grammars.check(ENDLESS)) for _ in range(4)]
     await wait_for_checks(4)
