@@ -27,7 +27,7 @@ from vllm.utils.system_utils import set_process_title
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
-from omni_server.engine.fork_server import start_process
+from omni_server.engine.fork_server import KILL_TIMEOUT_S, start_process
 from omni_server.errors import InvalidRequestError
 from omni_server.media.limited_process import Cancellation, Program, Reader, read_in_process
 from omni_server.media.limited_program import DAMAGED, ReaderProcesses
@@ -134,7 +134,7 @@ def _launch(config: VllmConfig, control: socket.socket) -> Callable[[], object]:
 
     def end() -> None:
         process.kill()
-        process.join()
+        process.join(KILL_TIMEOUT_S)
 
     return end
 
