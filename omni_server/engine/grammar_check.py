@@ -40,8 +40,8 @@ CPU_LIMIT_S = 5
 NICENESS = 10
 """Gives a tenth of the engine's share of a contended core."""
 NUM_PLACES = 4
-TIMEOUT_S = 30.0
-"""For a process that shares its core with engines."""
+TIMEOUT_S = 120.0
+"""Also for the start of the program, and for a process that shares its core with engines."""
 QUEUE_TIMEOUT_S = 30.0
 MAX_MEMORY_BYTES = 2 << 30
 """Address space: the stacks and heaps of xgrammar's threads reserve a quarter."""
