@@ -14,6 +14,7 @@ from fastapi import FastAPI
 
 from omni_server.api.config import ApiConfig
 from omni_server.errors import InvalidRequestError, OverloadedError, StageDeadError
+from omni_server.media.limits import MediaLimits
 from omni_server.types import AboutModel, ReadAloud, TextDelta, Transcribe
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import app_of, error_of, http_client, media, openai_client, tone
@@ -31,6 +32,8 @@ USAGE = {
     "output_tokens": len(WORDS),
     "total_tokens": PROMPT.total + len(WORDS),
 }
+ONE_SECOND = ApiConfig(max_upload_seconds=1.0, media_limits=MediaLimits(max_image_pixels=1))
+"""Neither recordings nor images that are larger."""
 
 
 async def post_form(
@@ -306,7 +309,12 @@ async def test_a_recording_of_a_high_rate_is_refused_where_it_would_take_more_me
 async def test_recordings_are_kept_up_to_a_limit_of_memory(stream: str) -> None:
     """Of four times 1 s at 48 kHz, which is eight times 1 s at 24 kHz."""
     generator = FakeGenerator(script=[TextDelta("Hello", (1,)), Hang()])
-    app = app_of(generator, ApiConfig(max_upload_seconds=1.0, media_queue_timeout_s=0.01))
+    app = app_of(
+        generator,
+        ApiConfig(
+            max_upload_seconds=1.0, media_limits=MediaLimits(max_image_pixels=1), media_queue_timeout_s=0.01
+        ),
+    )
     second, fields = tone(num_samples=24_000), {"stream": stream}
     running: list[asyncio.Task[Any]] = []
     for _ in range(8):
@@ -325,7 +333,12 @@ async def test_recordings_are_kept_up_to_a_limit_of_memory(stream: str) -> None:
 
 
 async def test_a_recording_that_fails_leaves_its_room_to_others() -> None:
-    app = app_of(FakeGenerator(), ApiConfig(max_upload_seconds=1.0, media_queue_timeout_s=0.5))
+    app = app_of(
+        FakeGenerator(),
+        ApiConfig(
+            max_upload_seconds=1.0, media_limits=MediaLimits(max_image_pixels=1), media_queue_timeout_s=0.5
+        ),
+    )
     bad = tone("FLAC", num_samples=24_000)
     for _ in range(9):
         assert error_of(await post_form(app, {}, bad[: len(bad) // 2]))["code"] == "invalid_audio"
