@@ -30,7 +30,6 @@ from tests.unit.media.containers import record
 LIMITS = MediaLimits(
     max_bytes=1 << 20,
     max_audio_seconds=20.0,
-    max_audio_samples=400_000,
     max_image_pixels=200_000,
     max_video_pixels=6 * 84 * 112,
     max_video_frame_pixels=20_000,
