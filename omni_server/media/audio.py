@@ -18,7 +18,7 @@ from omni_server.media.limited_process import Cancellation, Output, Reader, read
 from omni_server.media.limits import MediaLimits
 from omni_server.types import SAMPLE_RATE_HZ, AudioPart
 
-_RATE_HZ = 16_000
+DECODED_RATE_HZ = 16_000
 """Of the audio encoders of all models."""
 _MIN_FILE_RATE_HZ = 4_000
 _MAX_FILE_RATE_HZ = 192_000
@@ -56,9 +56,9 @@ def decode_audio(
         for block in _resampled(rate, blocks):
             samples += block.data
             _check_length(len(samples) // _SAMPLE_BYTES, limits)
-    if len(samples) < limits.min_audio_seconds * _RATE_HZ * _SAMPLE_BYTES:
+    if len(samples) < limits.min_audio_seconds * DECODED_RATE_HZ * _SAMPLE_BYTES:
         raise _too_short(limits)
-    return AudioPart(np.frombuffer(samples, dtype=np.float32), _RATE_HZ)
+    return AudioPart(np.frombuffer(samples, dtype=np.float32), DECODED_RATE_HZ)
 
 
 def decode_audio_track(
@@ -79,7 +79,7 @@ def count_samples(data: bytes, limits: MediaLimits, cancellation: Cancellation |
     """
     with _open(data, None, limits, cancellation or Cancellation()) as (rate, declared, blocks):
         if declared:
-            return math.ceil(declared * _RATE_HZ / rate)
+            return math.ceil(declared * DECODED_RATE_HZ / rate)
         num_samples = 0
         for block in _resampled(rate, blocks):
             num_samples += len(block)
@@ -96,8 +96,8 @@ _Blocks = Iterable[npt.NDArray[np.float32]]
 
 
 def _resampled(rate_hz: int, blocks: _Blocks) -> Iterator[npt.NDArray[np.float32]]:
-    """Yields mono samples [num_samples] at `_RATE_HZ`."""
-    resampler = soxr.ResampleStream(rate_hz, _RATE_HZ, num_channels=1)
+    """Yields mono samples [num_samples] at `DECODED_RATE_HZ`."""
+    resampler = soxr.ResampleStream(rate_hz, DECODED_RATE_HZ, num_channels=1)
     for block in blocks:
         yield resampler.resample_chunk(_mono(block))
     yield resampler.resample_chunk(np.zeros(0, dtype=np.float32), last=True)
@@ -125,7 +125,7 @@ def _open(
         )
     elif demuxer == "wav" and (file := _open_pcm(data)) is not None:
         _check_rate_and_channels(file.samplerate, file.channels)
-        _check_length(file.frames * _RATE_HZ // file.samplerate, limits)
+        _check_length(file.frames * DECODED_RATE_HZ // file.samplerate, limits)
         try:
             with file:
                 blocks = file.blocks(_BLOCK_SAMPLES, dtype="float32", always_2d=True)
@@ -136,7 +136,7 @@ def _open(
         with read_in_process(_reader(demuxer, limits), data, cancellation) as output:
             rate, num_channels, num_samples = _HEADER.unpack(output.read(_HEADER.size))
             _check_rate_and_channels(rate, num_channels)
-            _check_length(num_samples * _RATE_HZ // rate, limits)
+            _check_length(num_samples * DECODED_RATE_HZ // rate, limits)
             yield rate, num_samples, _blocks(output, num_channels)
 
 
@@ -196,7 +196,7 @@ def _check_rate_and_channels(rate_hz: int, num_channels: int) -> None:
 
 
 def _check_length(num_samples: int, limits: MediaLimits) -> None:
-    if num_samples > limits.max_audio_seconds * _RATE_HZ:
+    if num_samples > limits.max_audio_seconds * DECODED_RATE_HZ:
         raise _invalid(f"is longer than {limits.max_audio_seconds:g} s")
 
 

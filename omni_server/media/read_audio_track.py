@@ -10,6 +10,7 @@ a file are not followed, and the operating system denies this process further fi
 """
 
 import io
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -26,10 +27,10 @@ from av.stream import Discard
 HEADER = struct.Struct("=IIQ")
 DAMAGED, NO_AUDIO, EMPTY = 3, 4, 5
 
-_BEGINNINGS = {"flac": b"fLaC", "ogg": b"OggS\0\2"}
-"""The formats that libsndfile reads, and the first bytes of each of several files joined to one, of which it
-would read only the first. It reads MP3 as well, but no further than the header of a file says, which may be
-one of several or a part."""
+_BEGINNINGS = {"flac": rb"(?=fLaC\x00\x00\x00\x22)", "ogg": rb"(?=OggS\x00\x02)"}
+"""The formats that libsndfile reads, and where each of several files joined to one begins: it would read only
+the first. It reads MP3 as well, but no further than the header says, which may be that of a whole file of which
+this is a part."""
 _UNKNOWN_LENGTH = (1 << 63) - 1
 """libsndfile's `SF_COUNT_MAX`: the length of a FLAC file that was written to a pipe, which it cannot read."""
 _BLOCK_SAMPLES = 1 << 16
@@ -63,22 +64,26 @@ def read(file: BinaryIO, output: BinaryIO, arguments: Sequence[str]) -> int:
 
 
 def _read_with_libsndfile(file: BinaryIO, demuxer: str, output: BinaryIO) -> bool:
-    """FFmpeg's Vorbis ends up to 16 ms too early or too late, and its Opus is always decoded at 48 kHz.
+    """FFmpeg's Vorbis ends up to 16 ms too early or too late, its Opus is always decoded at 48 kHz, and it loses
+    frames where FLAC files are joined.
 
     Returns False, with nothing written, if FFmpeg has to read the file.
     """
-    if demuxer not in _BEGINNINGS or file.read().count(_BEGINNINGS[demuxer]) > 1:
+    if demuxer not in _BEGINNINGS:
         return False
-    file.seek(0)
     try:
-        opened = soundfile.SoundFile(file)
+        files = filter(None, re.split(_BEGINNINGS[demuxer], file.read()))
+        joined = [soundfile.SoundFile(io.BytesIO(data)) for data in files]
     except soundfile.SoundFileError:
         return False
-    with opened:
-        if not 0 < opened.frames < _UNKNOWN_LENGTH:
-            return False
-        output.write(HEADER.pack(opened.samplerate, opened.channels, opened.frames))
-        for block in opened.blocks(_BLOCK_SAMPLES, dtype="float32", always_2d=True):
+    if len({(part.samplerate, part.channels) for part in joined}) != 1:
+        return False
+    num_samples = [part.frames for part in joined]
+    if not all(0 < number < _UNKNOWN_LENGTH for number in num_samples):
+        return False
+    output.write(HEADER.pack(joined[0].samplerate, joined[0].channels, sum(num_samples)))
+    for part in joined:
+        for block in part.blocks(_BLOCK_SAMPLES, dtype="float32", always_2d=True):
             output.write(block.data)
     return True
 
