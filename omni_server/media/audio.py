@@ -42,7 +42,7 @@ def decode_audio(
     declared_format: str | None = None,
     cancellation: Cancellation | None = None,
 ) -> AudioPart:
-    """Returns the waveform at 16 kHz, with its channels clipped to [-1, 1] and averaged.
+    """Returns the waveform at 16 kHz. The file's channels are clipped to [-1, 1] and averaged.
 
     Resamples with soxr's HQ filters, as librosa does, with which Qwen's utilities load files. Accepts WAV,
     FLAC, Ogg (Opus, Vorbis, FLAC), MP3, AAC (ADTS), WebM and Matroska, MP4 (M4A, QuickTime) and AVI, detected

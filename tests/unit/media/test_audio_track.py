@@ -305,7 +305,7 @@ def test_damaged_files_are_decoded_or_refused_but_nothing_else(seed: int) -> Non
     except InvalidRequestError:
         _refusal(bytes(data))
     else:
-        assert np.abs(part.samples).max() <= 1.0
+        assert np.isfinite(part.samples).all()
 
 
 # -- the process

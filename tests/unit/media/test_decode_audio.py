@@ -180,7 +180,9 @@ def test_a_flac_of_unknown_length_is_read_to_its_end() -> None:
     np.testing.assert_allclose(decode_audio(_flac_declaring(0), LIMITS).samples, _tone(), atol=1 / 32768)
 
 
-@pytest.mark.parametrize(("container", "subtype"), [("MP3", "MPEG_LAYER_III"), ("OGG", "VORBIS"), ("OGG", "OPUS")])
+@pytest.mark.parametrize(
+    ("container", "subtype"), [("MP3", "MPEG_LAYER_III"), ("OGG", "VORBIS"), ("OGG", "OPUS")]
+)
 def test_of_a_file_that_was_cut_what_is_there_is_read(container: str, subtype: str) -> None:
     """An MP3 file declares its length in its first frame."""
     noise = np.random.default_rng(0).uniform(-0.5, 0.5, 10 * RATE_HZ).astype(np.float32)
@@ -321,4 +323,4 @@ def test_damaged_files_are_decoded_or_refused_but_nothing_else(seed: int) -> Non
     if refusal is not None:
         assert (refusal.code, refusal.param) == ("invalid_audio", None)
     else:
-        assert np.abs(part.samples).max() <= 1.0
+        assert np.isfinite(part.samples).all()
