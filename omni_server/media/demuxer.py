@@ -19,7 +19,10 @@ def demuxer_of(data: bytes) -> str | None:
         return "flac"
     if data[:4] == b"OggS":
         return "ogg"
-    return "mp3" if data[:3] == b"ID3" else _demuxer_of_frames(data)
+    if data[:3] == b"ID3":
+        size = sum(byte << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=False))
+        return demuxer_of(data[10 + size : 22 + size]) or "mp3"
+    return _demuxer_of_frames(data)
 
 
 def _demuxer_of_frames(data: bytes) -> str | None:

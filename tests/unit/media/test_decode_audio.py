@@ -4,6 +4,7 @@ import struct
 import tracemalloc
 from pathlib import Path
 
+import av
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -11,8 +12,10 @@ import soundfile
 import soxr
 
 from omni_server.errors import InvalidRequestError
+from omni_server.media import read_audio_track
 from omni_server.media.audio import count_samples, decode_audio
 from omni_server.media.limits import MediaLimits
+from tests.unit.media.containers import record
 
 LIMITS = MediaLimits()
 RATE_HZ = 16_000
@@ -208,6 +211,26 @@ def test_of_files_joined_to_one_all_are_read(container: str, subtype: str, silen
     for at, peak in ((0.5, 0.1), (-0.5, 0.3)):
         start = int(at * RATE_HZ)
         assert np.abs(samples[start : start + 4_000]).max() == pytest.approx(peak, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["adts", "mp3", "flac"])
+def test_a_tag_may_precede_a_file_of_any_format(name: str) -> None:
+    """ID3, which FFmpeg and streaming services write before AAC, too."""
+    data = record(name, {"adts": "aac", "mp3": "libmp3lame", "flac": "flac"}[name], _tone(2)[None], RATE_HZ)
+    tag = b"ID3\x04\0\0\0\0\x02\x00" + bytes(256)
+    assert 2 * RATE_HZ <= decode_audio(tag + data, LIMITS).samples.size <= 2.2 * RATE_HZ
+
+
+@pytest.mark.parametrize("error", [ValueError, TypeError, AssertionError, struct.error, RecursionError])
+def test_whatever_a_decoder_raises_the_file_is_bad(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    data = record("adts", "aac", _tone()[None], RATE_HZ)
+    monkeypatch.setattr(av, "open", fail)
+    assert read_audio_track.read(io.BytesIO(data), io.BytesIO(), ["aac"]) == read_audio_track.DAMAGED
 
 
 def test_no_bytes_are_refused() -> None:

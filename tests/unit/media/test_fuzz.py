@@ -175,12 +175,12 @@ def _serve(read: Read, control: socket.socket) -> None:
             if not job:
                 return
             with (
-                open(files[0], "rb") as file,
-                open(files[2], "wb"),
+                os.fdopen(files[0], "rb") as file,
+                os.fdopen(files[2], "wb"),
                 socket.socket(fileno=files[3]) as caller,
                 suppress(OSError),  # of a caller who has enough
             ):
-                with open(files[1], "wb") as output:
+                with os.fdopen(files[1], "wb") as output:
                     status = read(file, output, json.loads(job)[2:])
                 caller.send(str(status).encode())
 
