@@ -76,10 +76,9 @@ def _read_with_libsndfile(file: BinaryIO, demuxer: str, output: BinaryIO) -> boo
         joined = [soundfile.SoundFile(io.BytesIO(data)) for data in files]
     except soundfile.SoundFileError:
         return False
-    if len({(part.samplerate, part.channels) for part in joined}) != 1:
-        return False
+    is_alike = len({(part.samplerate, part.channels) for part in joined}) == 1
     num_samples = [part.frames for part in joined]
-    if not all(0 < number < _UNKNOWN_LENGTH for number in num_samples):
+    if not is_alike or not all(0 < number < _UNKNOWN_LENGTH for number in num_samples):
         return False
     output.write(HEADER.pack(joined[0].samplerate, joined[0].channels, sum(num_samples)))
     for part in joined:
