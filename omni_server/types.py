@@ -28,7 +28,7 @@ class TextPart:
 
 @dataclass(frozen=True)
 class AudioPart:
-    """A mono waveform, float32 in [-1, 1]."""
+    """A mono waveform, float32. Full scale is [-1, 1], which resampling may exceed."""
 
     samples: npt.NDArray[np.float32]  # [num_samples]
     sample_rate_hz: int

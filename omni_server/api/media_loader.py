@@ -17,7 +17,7 @@ from omni_server.api.schemas import (
     VideoUrlContent,
 )
 from omni_server.errors import InvalidRequestError, OverloadedError
-from omni_server.media.audio import count_samples, decode_audio
+from omni_server.media.audio import DECODED_RATE_HZ, count_samples, decode_audio
 from omni_server.media.image import count_pixels, decode_image
 from omni_server.media.limited_process import Cancellation
 from omni_server.media.process_places import ProcessPlaces
@@ -33,8 +33,6 @@ _MAX_READ = 8
 """Most bodies of http(s) and `file:` URLs being fetched, queued or decoded at the same time. Each may be
 as large as `MediaLimits.max_bytes`, regardless of the request's own size."""
 _URL_PREFIXES = ("data:", "http://", "https://")
-_FULL_RATE_HZ = 48_000
-"""Up to this rate, recordings may last `max_upload_seconds`."""
 _SAMPLE_BYTES = 4
 _PIXEL_BYTES = 3
 
@@ -49,19 +47,16 @@ class MediaLoader:
         """`source` takes the place of that of `config`. Raises `ConfigError` if that is malformed."""
         limits = replace(config.media_limits, decode_timeout_s=config.media_decode_timeout_s)
         self._limits = limits
-        max_samples = int(config.max_upload_seconds * _FULL_RATE_HZ)
         self._recording_limits = replace(
-            limits,
-            max_bytes=config.max_upload_bytes,
-            max_audio_seconds=config.max_upload_seconds,
-            max_audio_samples=max_samples,
+            limits, max_bytes=config.max_upload_bytes, max_audio_seconds=config.max_upload_seconds
         )
         self._source = source or MediaSource(
             config.allowed_media_domains, limits, config.allowed_local_media_path
         )
         self._queue_timeout_s = config.media_queue_timeout_s
+        recording_bytes = int(_SAMPLE_BYTES * DECODED_RATE_HZ * config.max_upload_seconds)
         self._memory = MemoryBudget(
-            LARGEST_IN_MEMORY * max(_SAMPLE_BYTES * max_samples, _PIXEL_BYTES * limits.max_image_pixels),
+            LARGEST_IN_MEMORY * max(recording_bytes, _PIXEL_BYTES * limits.max_image_pixels),
             config.media_queue_timeout_s,
             "The server is busy with the media of other requests.",
         )
