@@ -1,17 +1,37 @@
-"""Reads the JSON files of a checkpoint's folder."""
+"""Reads the files of a checkpoint's folder, which may be damaged or somebody else's."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from omni_server.errors import ConfigError
 
+_MAX_REASON = 300
+
+
+@contextmanager
+def config_errors(problem: str) -> Iterator[None]:
+    """Converts whatever is raised for a file to a `ConfigError` of one line. `problem` names the file."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{problem}: {reason[:_MAX_REASON]}") from error
+
+
+def read_json(path: Path) -> object:
+    """Raises `ConfigError`, also for JSON that is nested too deeply."""
+    with config_errors(f"{path}: cannot be read as JSON"):
+        document: object = json.loads(path.read_text(encoding="utf-8"))
+    return document
+
 
 def read_json_object(path: Path) -> dict[str, object]:
     """Raises `ConfigError` for anything else."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON: {error}") from error
+    document = read_json(path)
     if not isinstance(document, dict):
         raise ConfigError(f"{path}: must hold a JSON object")
     return document

@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from omni_server.checkpoint_files import config_errors
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_family, installed_families
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
@@ -338,12 +339,8 @@ class ModelFamily(Protocol):
 
 def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
     """Call `family.open`. Raises `ConfigError`, naming the folder, for every failure."""
-    try:
+    with config_errors(f"{folder}: the server cannot open it"):
         return family.open(folder)
-    except ConfigError:
-        raise
-    except Exception as error:  # transformers raises all kinds of them for damaged files
-        raise ConfigError(f"{folder}: the server cannot open it: {type(error).__name__}: {error}") from error
 
 
 def check_outputs(config: StageConfig, family: ModelFamily, folder: Path) -> None:

@@ -28,7 +28,7 @@ class TextPart:
 
 @dataclass(frozen=True)
 class AudioPart:
-    """A mono waveform, float32 in [-1, 1]."""
+    """A mono waveform, float32. Full scale is [-1, 1], which resampling may exceed."""
 
     samples: npt.NDArray[np.float32]  # [num_samples]
     sample_rate_hz: int
@@ -200,6 +200,8 @@ class OmniRequest:
     can_be_shortened: bool = False
     """The caller can retry with a shorter prompt, so one that leaves less room than the default
     `max_tokens` is refused: `context_length_exceeded`. Otherwise the answer gets the remaining room."""
+    max_tokens_param: str = "max_completion_tokens"
+    """The request's field that limits the text, for errors."""
 
 
 @dataclass(frozen=True)
@@ -354,6 +356,8 @@ class AboutModel:
     """Questions that the model can answer; empty if the checkpoint lists none."""
     longest_passage: Annotated[int, Field(ge=1)] | None = None
     """Letters that the model can read per request if it spells all words; None if it sets no limit."""
+    understands_speech: bool = True
+    """False: transcriptions are refused."""
 
 
 @dataclass(frozen=True)

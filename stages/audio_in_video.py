@@ -39,11 +39,13 @@ VllmClass: Any = object
 
 
 class VideoWithTrackInfo(VllmClass):
-    """Makes the parser keep what comes with the frames of a video."""
+    """Makes the parser keep what comes with the frames of a video, and resample all audio as librosa does, with
+    which Qwen's utilities load it."""
 
     def get_data_parser(self) -> MultiModalDataParser:
         parser: MultiModalDataParser = super().get_data_parser()
         parser.video_needs_metadata = True
+        parser.audio_resampler.method = "soxr"
         return parser
 
 

@@ -217,8 +217,12 @@ def _tool_results(messages: list[ChatMessage]) -> tuple[ContentPart, ...]:
 
 
 def language_name(code: str) -> str:
-    """English name of an ISO 639-1 code, or the code itself if transformers' Whisper list lacks it."""
+    """English name of an ISO 639-1 code. Raises `InvalidRequestError` if transformers' Whisper list lacks it."""
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     name: str | None = LANGUAGES.get(code.lower())
-    return code if name is None else name.title()
+    if name is None:
+        raise InvalidRequestError(
+            f"Unknown language '{code[:64]}'; known are {', '.join(sorted(LANGUAGES))}.", param="language"
+        )
+    return name.title()

@@ -1,7 +1,6 @@
-"""What the footprints of all families have in common: files of a checkpoint, errors, and quantized weights."""
+"""What the footprints of all families have in common: files of a checkpoint, and quantized weights."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,19 +17,6 @@ NEEDED_FILES = (
 )
 
 ConfigT = TypeVar("ConfigT", bound=PreTrainedConfig)
-
-
-@contextmanager
-def config_errors(model_dir: Path) -> Iterator[None]:
-    """Converts what transformers and torch raise for an impossible config to `ConfigError`."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"{model_dir / 'config.json'} describes no model that can be built: {error}"
-        ) from error
 
 
 def read_config(model_dir: Path, kind: type[ConfigT]) -> ConfigT:

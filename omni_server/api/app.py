@@ -10,7 +10,6 @@ from omni_server.api.access import AccessMiddleware, ApiKeys, CorsHeaders, needs
 from omni_server.api.chat import chat_router
 from omni_server.api.config import ApiConfig
 from omni_server.api.errors import install_error_handlers
-from omni_server.api.images.edit_room import EditRoom
 from omni_server.api.images.router import images_router
 from omni_server.api.limits import (
     Admission,
@@ -19,6 +18,7 @@ from omni_server.api.limits import (
     HeadLimitMiddleware,
     LingerMiddleware,
 )
+from omni_server.api.media_loader import MediaLoader
 from omni_server.api.middleware import RequestIdMiddleware, UnexpectedErrorMiddleware
 from omni_server.api.models import models_router
 from omni_server.api.openapi import install_openapi
@@ -45,7 +45,7 @@ def create_app(state: ServerState, config: ApiConfig, lifespan: Lifespan[FastAPI
     admission = Admission(
         state.metrics, max_queue=config.max_queue, max_per_caller=config.max_concurrency_per_key
     )
-    edit_room = EditRoom(config)
+    media = MediaLoader(config)
     app = FastAPI(
         title="omni-server",
         description="OpenAPI has no WebSockets: `/v1/realtime`, OpenAI's realtime API, is served as well.",
@@ -58,17 +58,17 @@ def create_app(state: ServerState, config: ApiConfig, lifespan: Lifespan[FastAPI
         lifespan=lifespan,
     )
     install_error_handlers(app)
-    app.include_router(chat_router(state, config, admission, edit_room))
+    app.include_router(chat_router(state, config, admission, media))
     app.include_router(speech_router(state, config))
-    app.include_router(transcriptions_router(state, config))
-    app.include_router(images_router(state, config, admission, edit_room))
+    app.include_router(transcriptions_router(state, config, media))
+    app.include_router(images_router(state, config, admission, media))
     app.include_router(models_router(state, config))
     app.include_router(health_router(state, admission))
     app.include_router(metrics_router(state, admission))
     app.include_router(page_router())
     if config.docs:
         app.include_router(docs_router())
-    app.include_router(realtime_router(state, config))
+    app.include_router(realtime_router(state, config, media))
     # The last one added is outermost.
     app.add_middleware(BodyLimitMiddleware, config=config, metrics=state.metrics)
     app.add_middleware(AdmissionMiddleware, admission=admission, state=state)

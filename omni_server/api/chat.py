@@ -21,7 +21,6 @@ from omni_server.api.chat_image import (
 )
 from omni_server.api.config import ApiConfig
 from omni_server.api.image_options import ImageOptions
-from omni_server.api.images.edit_room import EditRoom
 from omni_server.api.images.files import data_url
 from omni_server.api.images.parse import ImageLimits
 from omni_server.api.limits import Admission
@@ -62,15 +61,14 @@ _INLINE_SAMPLES = 10 * SAMPLE_RATE_HZ
 
 class ChatService:
     def __init__(
-        self, state: ServerState, config: ApiConfig, admission: Admission, edit_room: EditRoom
+        self, state: ServerState, config: ApiConfig, admission: Admission, media: MediaLoader
     ) -> None:
         self._state = state
         self._admission = admission
         self._keep_alive_s = config.sse_keep_alive_s
         self._text_in_content = config.chat_text_in_content
         self._history = AudioHistory(config.audio_history_ttl_s, config.audio_history_entries)
-        self._media = MediaLoader.from_config(config)
-        self._edit_room = edit_room
+        self._media = media
         self._image_limits = ImageLimits.from_config(config)
 
     # Requests are refused only before the status of a stream is sent.
@@ -129,7 +127,7 @@ class ChatService:
         self, request: ChatCompletionRequest, model: ModelInfo, held: ExitStack, hears_videos: bool
     ) -> tuple[ChatMessage, ...]:
         if model.only_generates_images:
-            return await load_image_prompt(request, model, self._media, self._edit_room, held)
+            return await load_image_prompt(request, model, self._media, held)
         find_transcript = partial(self._history.transcript, _caller())
         return await load_messages(
             request.messages, model, self._media, find_transcript, hears_videos=hears_videos
@@ -264,9 +262,7 @@ _EXAMPLES: dict[str, dict[str, object]] = {
 }
 
 
-def chat_router(
-    state: ServerState, config: ApiConfig, admission: Admission, edit_room: EditRoom
-) -> APIRouter:
+def chat_router(state: ServerState, config: ApiConfig, admission: Admission, media: MediaLoader) -> APIRouter:
     router = APIRouter(tags=["chat"])
     router.post(
         "/v1/chat/completions",
@@ -281,5 +277,5 @@ def chat_router(
             **GENERATION_ERRORS,
         },
         openapi_extra=request_body(ChatCompletionRequest, _EXAMPLES),
-    )(ChatService(state, config, admission, edit_room).create_chat_completion)
+    )(ChatService(state, config, admission, media).create_chat_completion)
     return router

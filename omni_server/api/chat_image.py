@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from omni_server.api.answer_stream import submit_all
 from omni_server.api.image_options import ImageOptions
-from omni_server.api.images.edit_room import EditRoom
 from omni_server.api.images.parse import (
     ImageLimits,
     check_prompt,
@@ -87,10 +86,9 @@ def image_output(body: ChatCompletionRequest, model: ModelInfo, limits: ImageLim
 
 
 async def load_image_prompt(
-    body: ChatCompletionRequest, model: ModelInfo, media: MediaLoader, room: EditRoom, held: ExitStack
+    body: ChatCompletionRequest, model: ModelInfo, media: MediaLoader, held: ExitStack
 ) -> tuple[ChatMessage, ...]:
-    """Returns the last user message: what to generate, and the images to edit. Adds the release of their room
-    to `held`.
+    """Returns the last user message: what to generate, and the images to edit, whose memory `held` releases.
 
     Raises `InvalidRequestError`, or `OverloadedError` from loading images.
     """
@@ -109,7 +107,7 @@ async def load_image_prompt(
         )
     try:
         num_pixels = sum(image.pixels.shape[0] * image.pixels.shape[1] for image in images)
-        held.callback(await room.take(num_pixels, body.n or 1))
+        await media.hold_images(num_pixels, body.n or 1, held)
     except InvalidRequestError as error:
         error.param = "messages"
         raise

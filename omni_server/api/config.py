@@ -109,12 +109,12 @@ class ApiConfig:
     """Hosts allowed in http(s) URLs of requests, each with or without a port; see
     `omni_server.media.source.MediaSource`."""
     media_limits: MediaLimits = field(default_factory=MediaLimits)
-    media_threads: int = 2
-    """Media items decoded at the same time."""
+    media_processes: int = 4
+    """Media items decoded at the same time, each in a process."""
     media_decode_timeout_s: float = 60.0
     """Time to decode one media item; if it takes longer, its request gets 400."""
     media_queue_timeout_s: float = 30.0
-    """Longest wait of a media item for one of the `media_threads`; then its request gets 503."""
+    """Longest wait of a media item for one of the `media_processes`; then its request gets 503."""
 
     chat_text_in_content: bool = False
     """Spoken answers also have their text in `content`, for clients that show nothing else."""
@@ -123,8 +123,7 @@ class ApiConfig:
     max_upload_seconds: float = 1800.0
     """Longest audio to transcribe. It is decoded as a whole and at its own rate: half an hour at
     48 kHz takes 350 MB, which is the maximum, so audio at a higher rate must be proportionally
-    shorter. Concurrent transcriptions hold up to four times as much audio; further ones wait for
-    up to `media_queue_timeout_s`."""
+    shorter."""
 
     max_output_pixels: int = 2048 * 2048
     """Width x height of a generated image, beside the limit of its stage. `max_unsent_bytes` must have room

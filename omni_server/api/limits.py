@@ -5,7 +5,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from starlette.datastructures import Headers
@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_server.api.config import ApiConfig
 from omni_server.api.errors import error_response
+from omni_server.api.memory_budget import MemoryBudget
 from omni_server.api.request_record import ANONYMOUS, current_request, path_of
 from omni_server.api.server_metrics import ServerMetrics
 from omni_server.api.state import ServerState
@@ -232,9 +233,13 @@ class BodyLimitMiddleware:
     def __init__(self, app: ASGIApp, config: ApiConfig, metrics: ServerMetrics) -> None:
         self.app = app
         self._config = config
+        self._memory = MemoryBudget(
+            config.max_total_body_bytes,
+            0,
+            f"The bodies of all requests together are larger than the {config.max_total_body_bytes} bytes "
+            "that this server holds at a time; try again later.",
+        )
         self._metrics = metrics
-        self._num_bytes = 0
-        """Of all bodies in memory."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -245,7 +250,7 @@ class BodyLimitMiddleware:
         if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_bytes:
             await error_response(_too_large(max_bytes))(scope, receive, send)
             return
-        body = _BoundedBody(receive, self._config, self.take)
+        body = _BoundedBody(receive, self._config, self._acquire, self._memory.release)
         record = current_request()
         assert record is not None
         record.on_response.append(body.release)
@@ -254,23 +259,26 @@ class BodyLimitMiddleware:
         finally:
             body.release()
 
-    def take(self, num_bytes: int) -> None:
-        """Reserves bytes; negative numbers release them. Reserves nothing on `OverloadedError`."""
-        max_bytes = self._config.max_total_body_bytes
-        if num_bytes > 0 and self._num_bytes + num_bytes > max_bytes:
+    async def _acquire(self, num_bytes: int) -> None:
+        try:
+            await self._memory.acquire(num_bytes)
+        except OverloadedError:
             self._metrics.rejected("max_total_body_size")
-            raise OverloadedError(
-                f"The bodies of all requests together are larger than the {max_bytes} bytes "
-                "that this server holds at a time; try again later."
-            )
-        self._num_bytes += num_bytes
+            raise
 
 
 class _BoundedBody:
-    def __init__(self, receive: Receive, config: ApiConfig, take: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        config: ApiConfig,
+        acquire: Callable[[int], Awaitable[None]],
+        release: Callable[[int], None],
+    ) -> None:
         self._receive = receive
         self._config = config
-        self._take = take
+        self._acquire = acquire
+        self._release = release
         self._deadline: float | None = None
         self._num_bytes = 0
         self._is_complete = False
@@ -294,7 +302,7 @@ class _BoundedBody:
         if self._num_bytes + num_new > self._config.max_body_bytes:
             raise _too_large(self._config.max_body_bytes)
         if not self._is_released:  # after an early response, the rest of the body is not kept
-            self._take(num_new)
+            await self._acquire(num_new)
         self._num_bytes += num_new
         return message
 
@@ -302,7 +310,7 @@ class _BoundedBody:
         """Releases the body's bytes. Idempotent."""
         if not self._is_released:
             self._is_released = True
-            self._take(-self._num_bytes)
+            self._release(self._num_bytes)
 
 
 def _too_large(max_bytes: int) -> RequestTooLargeError:

@@ -21,6 +21,7 @@ class About(BaseModel):
 
     notice: str | None
     example_prompts: list[str]
+    understands_speech: bool
 
 
 class FreeImageSizes(BaseModel):

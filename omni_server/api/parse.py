@@ -77,6 +77,7 @@ async def parse_chat_request(
         sampling=sampling,
         tools=tools,
         structured_output=structure,
+        max_tokens_param="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
     )
     requests = (request,) if num_choices == 1 else _choices(request, num_choices, model.text_stage)
     return requests, audio_format
@@ -116,6 +117,14 @@ def check_model(name: str, model: ModelInfo) -> None:
         raise ModelNotFoundError(
             f"The model '{name[:200]}' does not exist. This server serves: {served}.", param="model"
         )
+
+
+def check_transcribes(model: ModelInfo) -> None:
+    """Raises `InvalidRequestError` for a model that cannot."""
+    if "audio" not in model.input_modalities:
+        raise unsupported("This model does not take audio input.", "model")
+    if model.about is not None and not model.about.understands_speech:
+        raise unsupported("This model does not understand speech: it cannot transcribe.", "model")
 
 
 def _speech_output(body: ChatCompletionRequest, model: ModelInfo) -> tuple[SpeechOutput, AudioFormat] | None:

@@ -60,7 +60,9 @@ class RefusalContent(TolerantModel):
 class InputAudio(ExactModel):
     data: str
     """Base64 of an audio file; a `data:` or http(s) URL is taken as well."""
-    format: Literal["wav", "mp3", "flac", "ogg", "opus", "webm", "m4a", "mp4", "pcm16", "pcm"] | None = None
+    format: (
+        Literal["wav", "mp3", "flac", "ogg", "opus", "aac", "webm", "m4a", "mp4", "pcm16", "pcm"] | None
+    ) = None
     """Needed for headerless `pcm16` (24 kHz, mono, little-endian); other formats are recognised
     by their bytes."""
 

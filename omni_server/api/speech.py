@@ -54,7 +54,7 @@ class SpeechRequest(BaseModel):
 
     model: str
     input: Annotated[str, Field(json_schema_extra={"maxLength": MAX_CHARACTERS, "pattern": r"\S"})]
-    """The text to read; not only white space."""
+    """The text to read; not only white space and control characters."""
     voice: Voice | None = None
     """A voice of the model or one of OpenAI's names; without one, the model's default voice."""
     instructions: Annotated[str, Field(json_schema_extra={"maxLength": MAX_CHARACTERS})] | None = None
@@ -209,7 +209,7 @@ def _parse(
         raise unsupported_choice("response_format", format_name, SPEECH_FORMATS)
     _check_length(body.input, "input")
     texts = passages(body.input, model.longest_speech_s, model.about.longest_passage if model.about else None)
-    if not texts:
+    if not any(character.isprintable() and not character.isspace() for character in body.input):
         raise InvalidRequestError(
             "Invalid 'input': there is no text to read.", param="input", code="empty_string"
         )

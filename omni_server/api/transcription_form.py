@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from omni_server.api.forms import Form, form_field
-from omni_server.api.parse import check_model
+from omni_server.api.parse import check_model, check_transcribes
 from omni_server.api.schemas import NonEmpty
 from omni_server.api.validation import missing_parameter, unsupported, unsupported_choice, validate
 from omni_server.errors import InvalidRequestError
@@ -55,8 +55,7 @@ def parse_transcription_form(
     `InvalidRequestError` or `ModelNotFoundError`."""
     body = validate(TranscriptionForm, _body(form))
     check_model(body.model, model)
-    if "audio" not in model.input_modalities:
-        raise unsupported("This model does not take audio input.", "model")
+    check_transcribes(model)
     text_format = body.response_format
     if text_format is not None and text_format not in TEXT_FORMATS:
         reason = f" ({_WHY_NOT[text_format]})" if text_format in _WHY_NOT else ""

@@ -5,7 +5,6 @@ import unicodedata
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import replace
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
@@ -15,7 +14,6 @@ from omni_server.api.answer_stream import TaskRun
 from omni_server.api.config import ApiConfig
 from omni_server.api.forms import Form, FormLimits, read_form
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.media_room import MediaRoom
 from omni_server.api.openapi import GENERATION_ERRORS, OpenApi, any_of, event_stream
 from omni_server.api.sampling import text_sampling
 from omni_server.api.state import ServerState
@@ -23,18 +21,12 @@ from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, FrameTemp
 from omni_server.api.transcription_form import form_body, parse_transcription_form
 from omni_server.audio.cut import cut_at_pauses
 from omni_server.errors import InvalidRequestError
-from omni_server.media.source import MediaSource
 from omni_server.types import AudioPart, Finished, OmniRequest, SamplingConfig, TextDelta, Transcribe, Usage
 
 logger = logging.getLogger(__name__)
 
 _PIECE_SECONDS = 30.0
 """Longer recordings are split: speech recognition is trained on audio of at most this length."""
-
-_FULL_RATE_HZ = 48_000
-"""Up to this rate, recordings may last `max_upload_seconds`."""
-_LONGEST_KEPT = 4
-"""Recordings of maximum size that fit in memory, or more smaller ones."""
 
 
 class InputTokenDetails(BaseModel):
@@ -87,19 +79,11 @@ _DELTAS = FrameTemplate(lambda text: TranscriptDelta(type="transcript.text.delta
 
 
 class TranscriptionService:
-    def __init__(self, state: ServerState, config: ApiConfig) -> None:
+    def __init__(self, state: ServerState, config: ApiConfig, media: MediaLoader) -> None:
         self._state = state
         self._form_limits = FormLimits(config.max_upload_bytes)
         self._keep_alive_s = config.sse_keep_alive_s
-        max_samples = int(config.max_upload_seconds * _FULL_RATE_HZ)
-        limits = replace(
-            config.media_limits,
-            max_bytes=config.max_upload_bytes,
-            max_audio_seconds=config.max_upload_seconds,
-            max_audio_samples=max_samples,
-        )
-        self._room = MediaRoom("recordings", _LONGEST_KEPT * max_samples, config.media_queue_timeout_s)
-        self._media = MediaLoader(MediaSource((), limits), limits, config)
+        self._media = media
 
     async def create(self, request: Request, *, to_english: bool) -> Response:
         """Sends no status before the first words are ready. Raises `OmniError`."""
@@ -144,10 +128,8 @@ class TranscriptionService:
         return Response(answer.model_dump_json(), media_type="application/json")
 
     async def _load(self, file: bytes, held: ExitStack) -> AudioPart:
-        """Adds the release of the room to `held`."""
         try:
-            held.callback(await self._room.take(await self._media.count_samples(file)))
-            return await self._media.load_audio_file(file)
+            return await self._media.load_recording(file, held)
         except InvalidRequestError as error:
             raise InvalidRequestError(
                 f"Audio file might be corrupted or unsupported. {error.message}",
@@ -236,9 +218,9 @@ _TRANSCRIPTION: OpenApi = _TRANSLATION | {
 }
 
 
-def transcriptions_router(state: ServerState, config: ApiConfig) -> APIRouter:
+def transcriptions_router(state: ServerState, config: ApiConfig, media: MediaLoader) -> APIRouter:
     router = APIRouter(prefix="/v1/audio", tags=["audio"])
-    service = TranscriptionService(state, config)
+    service = TranscriptionService(state, config, media)
     body = form_body()
 
     @router.post(

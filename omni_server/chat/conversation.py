@@ -12,7 +12,7 @@ from omni_server.errors import ConfigError
 
 MediaKind = Literal["audio", "image", "video"]
 
-_INPUT_AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus", "webm", "m4a", "mp4")
+_INPUT_AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus", "aac", "webm", "m4a", "mp4")
 """Values of `input_audio.format`; the server detects the format from the bytes in any case."""
 
 

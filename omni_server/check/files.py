@@ -6,11 +6,11 @@ cause: for damaged files vLLM prints hundreds of lines, the last of which names 
 reason.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from omni_server.check.safetensors_headers import WHOLE_NUMBERS, StoredWeights, read_weights
+from omni_server.checkpoint_files import read_json, read_json_object
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
@@ -53,11 +53,11 @@ def small_file_problems(folder: Path, family: ModelFamily) -> Iterator[str]:
     for needed in family.needed_files():
         if not any((folder / name).is_file() for name in needed.names):
             yield f"{folder} lacks {needed.purpose}: {' or '.join(needed.names)}; download it too"
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted((*folder.glob("*.json"), *folder.glob("*/*.json"))):
         try:
-            json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            yield f"{path}: cannot be read as JSON ({error}): download it again"
+            read_json(path)
+        except ConfigError as error:
+            yield f"{error}: download it again"
 
 
 def weight_problems(
@@ -108,5 +108,4 @@ def _differences(stage: str, footprint: StageFootprint, stored: StoredWeights) -
 
 def _is_quantized(folder: Path) -> bool:
     """Quantized weights have different names and shapes."""
-    document = json.loads(config_file(folder).read_text(encoding="utf-8"))
-    return "quantization_config" in document
+    return "quantization_config" in read_json_object(config_file(folder))

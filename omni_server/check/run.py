@@ -102,8 +102,12 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     report.folder = str(folder)
     report.architecture = ", ".join(architectures_of(folder))
     report.errors("files", small_file_problems(folder, family))
+    stored = StoredWeights()
+    if options.load_format != "dummy":
+        stored = read_weights(folder)
+        report.num_weight_files, report.weight_bytes = stored.num_files, stored.num_bytes
     model: FamilyModel | None = None
-    if report.fits:
+    if report.fits and not stored.problems:
         with report.noting("files"):
             model = open_model(family, folder)  # as the server does, tokenizer and voices included
             report.dtype = model.dtype_name()
@@ -111,10 +115,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     with report.noting("files"):
         check_outputs(config, family, folder)
         footprints = family.footprints(folder, config)
-    stored = StoredWeights()
     if options.load_format != "dummy":
-        stored = read_weights(folder)
-        report.num_weight_files, report.weight_bytes = stored.num_files, stored.num_bytes
         if not stored.num_files and not Path(options.model).expanduser().is_dir():
             _check_download(folder, options.model, report)
         else:
@@ -148,7 +149,7 @@ def _check_download(folder: Path, model: str, report: Report) -> None:
     if index.is_file():
         try:
             size = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"])
-        except (KeyError, TypeError, ValueError):
+        except (LookupError, RecursionError, TypeError, ValueError):
             report.warn("files", f"{index} does not say how large the weights are")
     not_here = f"the weights of {model} are not here yet"
     if size is None:

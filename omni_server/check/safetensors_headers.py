@@ -115,7 +115,7 @@ def _read_index(folder: Path, found: StoredWeights) -> dict[str, str] | None:
         document = json.loads(path.read_text(encoding="utf-8"))
         weight_map = document["weight_map"]
         return {str(tensor): str(file) for tensor, file in weight_map.items()}
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
         found.problems.append(
             f"{path}: no index of weights ({type(error).__name__}: {error}): download it again"
         )
@@ -143,7 +143,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         entries.pop("__metadata__", None)
         tensors = {name: _tensor(path.name, entry) for name, entry in entries.items()}
         end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise _DamagedError(f"has a header that cannot be read ({error}): download it again") from error
     expected = _LENGTH_BYTES + length + end
     if size != expected:

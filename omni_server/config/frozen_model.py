@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 UNKNOWN_KEY = "unknown_key"
@@ -26,6 +34,16 @@ class FrozenModel(BaseModel):
             known = [field.alias or name for name, field in cls.model_fields.items()]
             lines = [_explained(problem, known) for problem in error.errors(include_url=False)]
             raise ValidationError.from_exception_data(cls.__name__, lines) from None
+
+    @field_validator("*")
+    @classmethod
+    def _check_range(cls, value: object, info: ValidationInfo) -> object:
+        """vLLM and torch hold counts in 32 bits, and seeds in 64."""
+        bits = 64 if info.field_name == "seed" else 32
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int) and not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+                raise ValueError(f"must fit into {bits} bits")
+        return value
 
 
 def _explained(problem: ErrorDetails, known: Sequence[str]) -> InitErrorDetails:

@@ -1,6 +1,5 @@
 """The server's end of an autoregressive engine: requests in, tokens and rows out, one release path."""
 
-import asyncio
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from omni_server.engine.async_engine import RowSink, StageAsyncLLM, abort, stage
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_handle import BuildEngine, EngineHandle
 from omni_server.engine.feed_outbox import FeedOutbox
+from omni_server.engine.grammar_check import GrammarCheck
 from omni_server.engine.prompt_rendering import PromptRenderer, RenderedPrompt
 from omni_server.engine.token_table import TokenTable
 from omni_server.errors import InvalidRequestError, StageDeadError, StageError
@@ -53,6 +53,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         self._output_ledger = output_ledger
         self._input_ledgers = input_ledgers
         self._tokens: TokenTable | None = None
+        self._grammars = GrammarCheck(lambda: self.engine.vllm_config)
         self.outbox = FeedOutbox(self.feed, self._drop if input_ledgers else None, self._fail)
 
     def attach(self, built: BuiltEngine[StageAsyncLLM]) -> None:
@@ -64,6 +65,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
 
     def detach(self, reason: str) -> BuiltEngine[StageAsyncLLM] | None:
         self.metrics.reported(num_running=0, num_waiting=0, kv_cache_usage=0.0)
+        self._grammars.end()
         return super().detach(reason)
 
     def end_blocks(self) -> int:
@@ -103,20 +105,14 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         """
         config = self.engine.vllm_config
         tokenizer = self.engine.get_tokenizer()
-
-        def verify() -> None:
-            if params.structured_outputs is not None and "\0" in (params.structured_outputs.regex or ""):
-                raise VLLMValidationError("The regular expression must not contain NUL characters.")
-            params.verify(
-                config.model_config, config.speculative_config, config.structured_outputs_config, tokenizer
-            )
-            params.update_from_tokenizer(tokenizer)
-
         try:
-            if params.structured_outputs is None:
-                verify()
-            else:  # compiles a schema to a grammar
-                await asyncio.to_thread(verify)
+            params.verify(config.model_config, config.speculative_config, None, tokenizer)
+            params.update_from_tokenizer(tokenizer)
+            if params.structured_outputs is not None:
+                params.structured_outputs = await self._grammars.check(params.structured_outputs)
+        except InvalidRequestError as exc:
+            exc.param = structured_param
+            raise
         except VLLMClientError as exc:
             known = exc.parameter if isinstance(exc, VLLMValidationError) else None
             raise InvalidRequestError(
@@ -154,10 +150,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
             engine.row_sinks[request_id] = row_sink
         try:
             with stage_errors(self.name):
-                add = (
-                    engine.add_request if params.structured_outputs is None else engine.add_structured_request
-                )
-                queue = await add(request_id, engine_input, params, priority=priority)
+                queue = await engine.add_request(request_id, engine_input, params, priority=priority)
         except BaseException as exc:
             engine.row_sinks.pop(request_id, None)
             engine.drop_codes(request_id)

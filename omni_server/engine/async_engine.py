@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 from vllm import SamplingParams
-from vllm.inputs import EngineInput
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestOutputCollector
+from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput
 from vllm.v1.metrics.stats import SchedulerStats
 
 from omni_server.engine.cancellation import in_daemon_thread
@@ -151,6 +150,8 @@ class StageAsyncLLM(AsyncLLM):
             case _:  # another kind of engine
                 num_predicted = 0
         self.output_processor = RowOutputProcessor(self.output_processor, num_predicted)
+        # Grammars are checked before (`GrammarCheck`); here, vLLM would do it on the event loop.
+        self.input_processor.structured_outputs_config = None
 
     @property
     def row_sinks(self) -> dict[str, RowSink]:
@@ -164,22 +165,6 @@ class StageAsyncLLM(AsyncLLM):
     def drop_codes(self, request_id: str) -> None:
         """Forgets the codes of a request whose tokens nobody takes any more."""
         self.output_processor.drop_codes(request_id)
-
-    async def add_structured_request(
-        self, request_id: str, engine_input: EngineInput, params: SamplingParams, *, priority: int = 0
-    ) -> RequestOutputCollector:
-        """`add_request` for `params` with a grammar. vLLM compiles it to check it, which can take seconds,
-        and for a rendered prompt does so on the event loop; this method uses a thread."""
-        tasks = await self.get_supported_tasks()
-        request = await asyncio.to_thread(
-            self.input_processor.process_inputs,
-            request_id,
-            engine_input,
-            params,
-            supported_tasks=tasks,
-            priority=priority,
-        )
-        return await self.add_request(request_id, request, params)
 
     def fail(self, engine_id: str, error: StageError) -> None:
         """Ends the outputs of a request with `error`, unless it has ended."""

@@ -1,7 +1,8 @@
-"""Decodes audio files to mono waveforms: with libsndfile, or, for WebM, Matroska, MP4, M4A and QuickTime,
-with FFmpeg in a separate process."""
+"""Decodes audio files to mono waveforms of one rate: WAV files of PCM here, others in a separate process."""
 
 import io
+import math
+import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,25 +10,28 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import soundfile
+import soxr
 
 from omni_server.errors import InvalidRequestError
+from omni_server.media.demuxer import demuxer_of
 from omni_server.media.limited_process import Cancellation, Output, Reader, read_in_process
 from omni_server.media.limits import MediaLimits
 from omni_server.types import SAMPLE_RATE_HZ, AudioPart
 
-_MIN_RATE_HZ = 4_000
-_MAX_RATE_HZ = 192_000
+DECODED_RATE_HZ = 16_000
+"""Of the audio encoders of all models."""
+_MIN_FILE_RATE_HZ = 4_000
+_MAX_FILE_RATE_HZ = 192_000
 _MAX_CHANNELS = 8
-_BLOCK_FRAMES = 1 << 16
 _SAMPLE_BYTES = 4
-_UNKNOWN_FRAMES = (1 << 63) - 1
-"""libsndfile's `SF_COUNT_MAX`: the length that it reports for a FLAC stream written to a pipe, which it
-cannot read."""
+_BLOCK_SAMPLES = 1 << 16
+_PCM = ("PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW")
+"""libsndfile's names of encodings with a code for each sample, which it decodes within milliseconds."""
 
 _MODULE = Path(__file__).with_name("read_audio_track.py")
-_HEADER_BYTES = 8
+_HEADER = struct.Struct("=IIQ")
 _DAMAGED, _NO_AUDIO, _EMPTY = 3, 4, 5
-"""The module's exit statuses and the size of its `HEADER`: importing it would load FFmpeg."""
+"""As in the module: importing it would load FFmpeg."""
 _MAX_MEMORY_BYTES = 512 * 1024 * 1024
 """Address space of the process. Python, FFmpeg and a decoder use 150 MiB of it."""
 
@@ -38,32 +42,31 @@ def decode_audio(
     declared_format: str | None = None,
     cancellation: Cancellation | None = None,
 ) -> AudioPart:
-    """Returns the waveform at the file's own rate, clipped to [-1, 1], with its channels averaged.
+    """Returns the waveform at 16 kHz. The file's channels are clipped to [-1, 1] and averaged.
 
-    Accepts WAV, FLAC, Ogg (Opus, Vorbis, FLAC), MP3, WebM and Matroska, MP4 (M4A, QuickTime), detected from
-    the bytes, and uses the first audio track. `declared_format` matters only if it is "pcm16" or "pcm" and
-    the bytes have no file header: then they are int16, little-endian, mono, 24 kHz.
+    Resamples with soxr's HQ filters, as librosa does, with which Qwen's utilities load files. Accepts WAV,
+    FLAC, Ogg (Opus, Vorbis, FLAC), MP3, AAC (ADTS), WebM and Matroska, MP4 (M4A, QuickTime) and AVI, detected
+    from the bytes, and uses the first audio track. `declared_format` matters only if it is "pcm16" or "pcm"
+    and the bytes have no file header: then they are int16, little-endian, mono, 24 kHz.
 
-    Raises `InvalidRequestError` with code `invalid_audio`. `cancellation` ends a decoding process, but not
-    decoding in this process.
+    Raises `InvalidRequestError` with code `invalid_audio`, and `OmniError` if the decoder cannot be run.
     """
-    with _open(data, declared_format, limits, cancellation) as (rate, _, blocks):
-        return _waveform(rate, blocks, limits)
+    with _open(data, declared_format, limits, cancellation or Cancellation()) as (rate, _, blocks):
+        samples = bytearray()
+        for block in _resampled(rate, blocks):
+            samples += block.data
+            _check_length(len(samples) // _SAMPLE_BYTES, limits)
+    if len(samples) < limits.min_audio_seconds * DECODED_RATE_HZ * _SAMPLE_BYTES:
+        raise _too_short(limits)
+    return AudioPart(np.frombuffer(samples, dtype=np.float32), DECODED_RATE_HZ)
 
 
 def decode_audio_track(
     data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None
 ) -> AudioPart | None:
-    """Returns the waveform of a video's first audio track as `decode_audio` does, or None without a track or
-    with an empty one.
-
-    `data` is a file of the formats that `decode_video` accepts. Raises `InvalidRequestError` with code
-    `invalid_audio`.
-    """
-    container = _container_of(data) or "avi"
+    """As `decode_audio`, of a video; returns None without an audio track or with an empty one."""
     try:
-        with _open_track(data, container, limits, cancellation or Cancellation()) as (rate, blocks):
-            return _waveform(rate, blocks, limits)
+        return decode_audio(data, limits, None, cancellation)
     except _NoAudioTrackError:
         return None
 
@@ -74,13 +77,13 @@ def count_samples(data: bytes, limits: MediaLimits, cancellation: Cancellation |
 
     Raises `InvalidRequestError` as `decode_audio` does, for faults that the header shows.
     """
-    with _open(data, None, limits, cancellation) as (rate, declared, blocks):
-        if declared is not None:
-            return declared
+    with _open(data, None, limits, cancellation or Cancellation()) as (rate, declared, blocks):
+        if declared:
+            return math.ceil(declared * DECODED_RATE_HZ / rate)
         num_samples = 0
-        for block in blocks:
+        for block in _resampled(rate, blocks):
             num_samples += len(block)
-            _check_length(num_samples, rate, limits)
+            _check_length(num_samples, limits)
         return num_samples
 
 
@@ -92,63 +95,59 @@ _Blocks = Iterable[npt.NDArray[np.float32]]
 """Each [num_samples, num_channels]."""
 
 
-def _waveform(rate_hz: int, blocks: _Blocks, limits: MediaLimits) -> AudioPart:
-    samples = bytearray()
+def _resampled(rate_hz: int, blocks: _Blocks) -> Iterator[npt.NDArray[np.float32]]:
+    """Yields mono samples [num_samples] at `DECODED_RATE_HZ`."""
+    resampler = soxr.ResampleStream(rate_hz, DECODED_RATE_HZ, num_channels=1)
     for block in blocks:
-        samples += _mono(block).data
-        _check_length(len(samples) // _SAMPLE_BYTES, rate_hz, limits)
-    if len(samples) < limits.min_audio_seconds * rate_hz * _SAMPLE_BYTES:
-        raise _invalid(f"is shorter than {limits.min_audio_seconds:g} s")
-    return AudioPart(np.frombuffer(samples, dtype=np.float32), rate_hz)
+        yield resampler.resample_chunk(_mono(block))
+    yield resampler.resample_chunk(np.zeros(0, dtype=np.float32), last=True)
 
 
 @contextmanager
 def _open(
-    data: bytes, declared_format: str | None, limits: MediaLimits, cancellation: Cancellation | None
-) -> Iterator[tuple[int, int | None, _Blocks]]:
-    """Yields the rate in Hz, the number of samples if a trusted header has it, and the samples.
+    data: bytes, declared_format: str | None, limits: MediaLimits, cancellation: Cancellation
+) -> Iterator[tuple[int, int, _Blocks]]:
+    """Yields the rate in Hz, the number of samples that the header declares, 0 if none, and the samples.
 
     Raises `InvalidRequestError`, also inside the block, unless it is an audio file within the limits.
     """
     if len(data) > limits.max_bytes:
         raise _invalid(f"is larger than the {limits.max_bytes} bytes allowed")
-    container = _container_of(data)
-    if container is not None:
-        # Browser recordings declare a length of 0 or none.
-        with _open_track(data, container, limits, cancellation or Cancellation()) as (rate, blocks):
-            yield rate, None, blocks
-        return
-    if not _has_file_header(data):
-        if declared_format in ("pcm16", "pcm"):
-            samples = _decode_pcm16(data)
-            yield SAMPLE_RATE_HZ, len(samples), [samples[:, None]]
-            return
-        if not _has_mpeg_sync(data):
-            raise _invalid(
-                "is not in a known format "
-                "(wav, mp3, flac, ogg, webm, mp4; headerless pcm16 must be declared as such)"
-            )
+    demuxer = demuxer_of(data)
+    # MPEG frames begin like the sample -1, which is too little to override what the client says.
+    if declared_format in ("pcm16", "pcm") and (demuxer is None or data[0] == 0xFF):
+        samples = _decode_pcm16(data)
+        yield SAMPLE_RATE_HZ, len(samples), [samples[:, None]]
+    elif demuxer is None:
+        raise _invalid(
+            "is not in a known format "
+            "(wav, mp3, flac, ogg, aac, webm, mp4; headerless pcm16 must be declared as such)"
+        )
+    elif demuxer == "wav" and (file := _open_pcm(data)) is not None:
+        _check_rate_and_channels(file.samplerate, file.channels)
+        _check_length(file.frames * DECODED_RATE_HZ // file.samplerate, limits)
+        try:
+            with file:
+                blocks = file.blocks(_BLOCK_SAMPLES, dtype="float32", always_2d=True)
+                yield file.samplerate, int(file.frames), blocks
+        except soundfile.SoundFileError as error:
+            raise _damaged() from error
+    else:
+        with read_in_process(_reader(demuxer, limits), data, cancellation) as output:
+            rate, num_channels, num_samples = _HEADER.unpack(output.read(_HEADER.size))
+            _check_rate_and_channels(rate, num_channels)
+            _check_length(num_samples * DECODED_RATE_HZ // rate, limits)
+            yield rate, num_samples, _blocks(output, num_channels)
+
+
+def _open_pcm(data: bytes) -> soundfile.SoundFile | None:
+    """Returns None if the process has to read the file: another encoding, or a header without the length, as a
+    recorder that was killed leaves it."""
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
-            # A file that would take too much memory is refused by its header alone.
-            _check_rate_and_channels(file.samplerate, file.channels)
-            if file.frames == _UNKNOWN_FRAMES:
-                raise _invalid("does not declare its length")
-            _check_length(file.frames, file.samplerate, limits)
-            blocks = file.blocks(_BLOCK_FRAMES, dtype="float32", always_2d=True)
-            yield file.samplerate, int(file.frames), blocks
-    except soundfile.LibsndfileError as error:
-        raise _damaged() from error
-
-
-def _has_file_header(data: bytes) -> bool:
-    is_wav = data[:4] in (b"RIFF", b"RIFX", b"RF64") and data[8:12] == b"WAVE"
-    return is_wav or data[:4] in (b"fLaC", b"OggS") or data[:3] == b"ID3"
-
-
-def _has_mpeg_sync(data: bytes) -> bool:
-    """MPEG frames start with eleven set bits. Too weak to override a declared pcm16: -1 has them too."""
-    return len(data) > 2 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0
+        file = soundfile.SoundFile(io.BytesIO(data))
+    except soundfile.SoundFileError:
+        return None
+    return file if file.subtype in _PCM and file.frames else None
 
 
 def _decode_pcm16(data: bytes) -> npt.NDArray[np.float32]:
@@ -157,21 +156,10 @@ def _decode_pcm16(data: bytes) -> npt.NDArray[np.float32]:
     return np.frombuffer(data, dtype="<i2").astype(np.float32) / np.float32(32768.0)
 
 
-def _container_of(data: bytes) -> str | None:
-    """Returns FFmpeg's name for the format, or None if libsndfile reads the file."""
-    if data[:4] == b"\x1a\x45\xdf\xa3":
-        return "matroska"
-    return "mov" if data[4:8] == b"ftyp" else None
-
-
-@contextmanager
-def _open_track(
-    data: bytes, container: str, limits: MediaLimits, cancellation: Cancellation
-) -> Iterator[tuple[int, _Blocks]]:
-    """Yields the rate in Hz and the samples of the first audio track."""
-    reader = Reader(
+def _reader(demuxer: str, limits: MediaLimits) -> Reader:
+    return Reader(
         module=_MODULE,
-        arguments=[container],
+        arguments=[demuxer],
         reads="the audio track",
         max_memory_bytes=_MAX_MEMORY_BYTES,
         max_cpu_s=int(limits.decode_timeout_s) + 1,
@@ -179,15 +167,13 @@ def _open_track(
         refusals={
             _DAMAGED: _damaged(),
             _NO_AUDIO: _NoAudioTrackError("The file has no audio track.", code="invalid_audio"),
-            _EMPTY: _NoAudioTrackError(_damaged().message, code="invalid_audio"),  # or cut off before it
+            # Of a container, the samples may have been cut off.
+            _EMPTY: _NoAudioTrackError(
+                (_too_short(limits) if demuxer == "wav" else _damaged()).message, code="invalid_audio"
+            ),
         },
         too_slow=_invalid(f"could not be decoded within {limits.decode_timeout_s:g} s"),
     )
-    with read_in_process(reader, data, cancellation) as output:
-        header = output.read(_HEADER_BYTES)
-        rate, num_channels = (int(value) for value in np.frombuffer(header, dtype=np.uint32))
-        _check_rate_and_channels(rate, num_channels)
-        yield rate, _blocks(output, num_channels)
 
 
 def _blocks(output: Output, num_channels: int) -> Iterator[npt.NDArray[np.float32]]:
@@ -201,19 +187,17 @@ def _blocks(output: Output, num_channels: int) -> Iterator[npt.NDArray[np.float3
 
 
 def _check_rate_and_channels(rate_hz: int, num_channels: int) -> None:
-    if not _MIN_RATE_HZ <= rate_hz <= _MAX_RATE_HZ:
-        raise _invalid(f"has a sample rate outside {_MIN_RATE_HZ} to {_MAX_RATE_HZ} Hz")
+    if not _MIN_FILE_RATE_HZ <= rate_hz <= _MAX_FILE_RATE_HZ:
+        raise _invalid(f"has a sample rate outside {_MIN_FILE_RATE_HZ} to {_MAX_FILE_RATE_HZ} Hz")
     if num_channels < 1:
         raise _invalid("has no channel")
     if num_channels > _MAX_CHANNELS:
         raise _invalid(f"has more than {_MAX_CHANNELS} channels")
 
 
-def _check_length(num_samples: int, rate_hz: int, limits: MediaLimits) -> None:
-    if num_samples > limits.max_audio_seconds * rate_hz:
+def _check_length(num_samples: int, limits: MediaLimits) -> None:
+    if num_samples > limits.max_audio_seconds * DECODED_RATE_HZ:
         raise _invalid(f"is longer than {limits.max_audio_seconds:g} s")
-    if num_samples > limits.max_audio_samples:
-        raise _invalid(f"has more than {limits.max_audio_samples} samples at its rate of {rate_hz} Hz")
 
 
 def _mono(block: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -230,3 +214,7 @@ def _invalid(what: str) -> InvalidRequestError:
 
 def _damaged() -> InvalidRequestError:
     return _invalid("is damaged or in a format that this server cannot read")
+
+
+def _too_short(limits: MediaLimits) -> InvalidRequestError:
+    return _invalid(f"is shorter than {limits.min_audio_seconds:g} s")

@@ -1,79 +1,75 @@
-"""Decodes images to RGB arrays with Pillow."""
+"""Decodes images to RGB arrays with Pillow, in a separate process."""
 
-import io
+import math
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
 
 from omni_server.errors import InvalidRequestError
+from omni_server.media.limited_process import Cancellation, Output, Reader, read_in_process
 from omni_server.media.limits import MediaLimits
 from omni_server.types import ImagePart
 
+_MODULE = Path(__file__).with_name("read_image.py")
+_HEADER = struct.Struct("=II")
+_DAMAGED, _UNKNOWN_FORMAT, _TOO_LARGE, _EXTREME_RATIO, _TOO_MUCH_TEXT = range(3, 8)
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""As in the module: importing it would load Pillow."""
+
+_BASE_MEMORY_BYTES, _MEMORY_BYTES_PER_PIXEL = 512 << 20, 16
+"""Address space of the process, which limits itself further by what the file declares."""
 
 
-def decode_image(data: bytes, limits: MediaLimits) -> ImagePart:
+def decode_image(data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None) -> ImagePart:
     """Applies the EXIF orientation, puts transparency over white, and uses the first frame of an animation.
 
-    Accepts PNG, JPEG, WebP, GIF and BMP. Raises `InvalidRequestError` with code `invalid_image`.
+    Accepts PNG, JPEG, WebP, GIF and BMP. Raises `InvalidRequestError` with code `invalid_image`, and
+    `OmniError` if the decoder cannot be run.
     """
-    with _opened(data, limits) as image:
-        try:
-            pixels = _to_rgb(ImageOps.exif_transpose(image))
-        except Exception as error:
-            raise _invalid(_fault(error)) from error
+    with _reading(data, limits, cancellation, "pixels") as (output, height, width):
+        pixels = np.empty((height, width, 3), dtype=np.uint8)
+        output.read_into(pixels.data.cast("B"))
+        output.check_nothing_left()
     return ImagePart(pixels)
 
 
-def count_pixels(data: bytes, limits: MediaLimits) -> int:
-    """Width x height of `decode_image`'s result, by the header; raises the same errors for it."""
-    with _opened(data, limits) as image:
-        return image.width * image.height
+def count_pixels(data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None) -> int:
+    """Height x width of `decode_image`'s result, by the header; raises the same errors for it."""
+    with _reading(data, limits, cancellation, "header") as (output, height, width):
+        output.check_nothing_left()
+    return height * width
 
 
-def _opened(data: bytes, limits: MediaLimits) -> Image.Image:
-    """Reads the header only."""
+@contextmanager
+def _reading(
+    data: bytes, limits: MediaLimits, cancellation: Cancellation | None, what: str
+) -> Iterator[tuple[Output, int, int]]:
     if len(data) > limits.max_bytes:
         raise _invalid(f"is larger than the {limits.max_bytes} bytes allowed")
-    # Pillow's readers raise many kinds of errors on damaged files (OSError, SyntaxError, struct.error,
-    # zlib.error, IndexError, ...), which all mean that this is not an image.
-    try:
-        image = Image.open(io.BytesIO(data), formats=_FORMATS)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise _invalid(f"has more than the {limits.max_image_pixels} pixels allowed") from error
-    except UnidentifiedImageError as error:
-        raise _invalid(f"is not in a known format ({', '.join(_FORMATS)})") from error
-    except Exception as error:
-        raise _invalid(_fault(error)) from error
-    width, height = image.size
-    if width * height > limits.max_image_pixels:
-        raise _invalid(f"has {width}x{height} pixels, more than the {limits.max_image_pixels} allowed")
-    if max(width, height) > limits.max_aspect_ratio * min(width, height):
-        raise _invalid(f"has an aspect ratio above {limits.max_aspect_ratio:g}")
-    return image
-
-
-def _fault(error: Exception) -> str:
-    # Pillow unpacks at most 1 MiB of each non-pixel chunk of a PNG; only these words identify that error.
-    if isinstance(error, ValueError) and str(error).startswith(
-        ("Decompressed data too large", "Too much memory used")
-    ):
-        return "holds text or a colour profile that unpacks to more than 1 MiB"
-    return "is damaged or incomplete"
-
-
-def _to_rgb(image: Image.Image) -> npt.NDArray[np.uint8]:
-    """Returns pixels [height, width, 3] of an image in any mode."""
-    if image.mode.startswith("I"):
-        # 16-bit grey; Pillow's own conversion would clip at 255 instead of scaling.
-        grey = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
-        return np.repeat(grey[:, :, None], 3, axis=2)
-    if image.has_transparency_data:
-        layer = image.convert("RGBA")
-        image = Image.new("RGBA", layer.size, "white")
-        image.alpha_composite(layer)
-    return np.array(image.convert("RGB"))
+    reader = Reader(
+        module=_MODULE,
+        arguments=[str(limits.max_image_pixels), str(limits.max_aspect_ratio), what],
+        reads="the image",
+        max_memory_bytes=_BASE_MEMORY_BYTES + _MEMORY_BYTES_PER_PIXEL * limits.max_image_pixels,
+        max_cpu_s=math.ceil(limits.decode_timeout_s),
+        timeout_s=limits.decode_timeout_s,
+        refusals={
+            _DAMAGED: _invalid("is damaged or incomplete"),
+            _UNKNOWN_FORMAT: _invalid(f"is not in a known format ({', '.join(_FORMATS)})"),
+            _TOO_LARGE: _invalid(f"has more than the {limits.max_image_pixels} pixels allowed"),
+            _EXTREME_RATIO: _invalid(f"has an aspect ratio above {limits.max_aspect_ratio:g}"),
+            _TOO_MUCH_TEXT: _invalid("holds text or a colour profile that unpacks to more than 1 MiB"),
+        },
+        too_slow=_invalid("takes too much time to decode for its size"),
+    )
+    with read_in_process(reader, data, cancellation or Cancellation()) as output:
+        height, width = _HEADER.unpack(output.read(_HEADER.size))
+        if not 1 <= height * width <= limits.max_image_pixels:  # trusted only within the limits
+            raise output.damaged(f"{width} x {height} pixels")
+        yield output, height, width
 
 
 def _invalid(what: str) -> InvalidRequestError:

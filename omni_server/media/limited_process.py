@@ -1,22 +1,27 @@
-"""Reads untrusted files with FFmpeg in a separate process.
+"""Reads untrusted files in processes with limits that the system enforces.
 
-A small video or audio file can unpack to gigabytes before FFmpeg returns its first packet, keep it busy for
-minutes, or trigger a bug in FFmpeg. A process has memory and CPU time limits that the system enforces, can be
-killed at any moment, and takes nothing down with it (`limited_program`). It starts in a tenth of a second;
-the server does not load FFmpeg for this.
+A small file can unpack to gigabytes before its decoder returns anything, keep the decoder busy for minutes, or
+trigger a bug in it. A process has limits of memory and CPU time, can be killed at any moment, and takes nothing
+down with it. A program with the decoder forks one for each file (`limited_program`), which takes milliseconds;
+the server does not load the decoders for this.
 """
 
+import atexit
+import fcntl
+import json
 import logging
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from omni_server.errors import InvalidRequestError, OmniError
@@ -30,7 +35,14 @@ _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONHOME
 _MAX_LOG_BYTES = 1 << 14
 """Kept from the process's stderr."""
 _READ_BYTES = 1 << 16
-"""The capacity of a pipe."""
+_PIPE_BYTES = 1 << 20
+"""Linux's limit for users. With the default of 64 KiB, large images take twice as many switches."""
+_MAX_EXIT_CODE_BYTES = 16
+_UNKNOWN_EXIT_CODE = 255
+"""Of a process whose program was killed, and of one that has been waited for."""
+_MIN_WAIT_S = 0.001
+_KILL_TIMEOUT_S = 5.0
+"""Time for a process to end after SIGKILL."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +63,130 @@ class Reader:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+class Program:
+    """A running program that reads each file in a process of its own, with a function for `limited_program`. It
+    is started when it is first used, again if it was killed, and ends with this process.
+    """
+
+    def __init__(self, launch: Callable[[socket.socket], Callable[[], object]]) -> None:
+        """`launch` starts a program that serves its end of a socket (`ReaderProcesses`); returns a function
+        that ends it."""
+        self._launch = launch
+        self._lock = threading.Lock()
+        self._running: tuple[socket.socket, Callable[[], object]] | None = None
+
+    def start(self, job: bytes, descriptors: Sequence[int]) -> None:
+        """Starts a process for a file; see `ReaderProcesses`."""
+        with self._lock:
+            if self._running is not None:
+                with suppress(OSError):
+                    socket.send_fds(self._running[0], [job], descriptors)
+                    return
+                self._end()  # it was killed
+            control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs:
+                self._running = control, self._launch(theirs)
+            socket.send_fds(control, [job], descriptors)
+
+    def end(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        if self._running is not None:
+            control, end = self._running
+            self._running = None
+            control.close()
+            end()
+
+
+_programs: dict[Path, Program] = {}
+"""By the module that they have loaded."""
+
+
+@atexit.register
+def end_programs() -> None:
+    """Ends the programs that have loaded a module. Those that are needed later are started again."""
+    while _programs:
+        _programs.popitem()[1].end()
+
+
+def _load_module(
+    module: Path, environment: Mapping[str, str], control: socket.socket
+) -> Callable[[], object]:
+    """Starts a program that reads with `module`; returns a function that ends it."""
+    kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    process = subprocess.Popen(
+        [sys.executable, "-P", str(_PROGRAM), str(module), str(control.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[control.fileno()],
+        env={**kept, **environment},
+    )
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+
+    return end
+
+
+class _Process:
+    """A process that reads a file. Has ended when the block ends."""
+
+    def __init__(self, program: Program, job: bytes, data: bytes) -> None:
+        with ExitStack() as held, ExitStack() as passed:
+            self.output, output = _pipe(held, passed)
+            with suppress(OSError):  # above the user's limit
+                fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            self.errors, errors = _pipe(held, passed)
+            self._peer, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            held.enter_context(self._peer)
+            passed.enter_context(peer)
+            file = os.memfd_create("media")
+            passed.callback(os.close, file)
+            with open(file, "wb", closefd=False) as writer:
+                writer.write(data)
+            os.lseek(file, 0, os.SEEK_SET)
+            program.start(job, [file, output, errors, peer.fileno()])
+            self._held = held.pop_all()
+
+    def __enter__(self) -> "_Process":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._held:
+            self.kill()
+            with suppress(TimeoutError):
+                self.wait(_KILL_TIMEOUT_S)
+
+    def kill(self) -> None:
+        with suppress(OSError):  # the program has ended
+            self._peer.shutdown(socket.SHUT_WR)
+
+    def wait(self, timeout_s: float) -> int:
+        """Returns the exit code, negative for a signal. Raises `TimeoutError`."""
+        self._peer.settimeout(max(timeout_s, _MIN_WAIT_S))
+        with suppress(ConnectionError):
+            if code := self._peer.recv(_MAX_EXIT_CODE_BYTES):
+                return int(code)
+        return _UNKNOWN_EXIT_CODE
+
+
+def _pipe(held: ExitStack, passed: ExitStack) -> tuple[int, int]:
+    """The read end, which `held` closes, and the write end, which `passed` closes."""
+    read_end, write_end = os.pipe()
+    held.callback(os.close, read_end)
+    passed.callback(os.close, write_end)
+    return read_end, write_end
+
+
 class Cancellation:
     """Ends the process of a caller that has disconnected. `cancel` may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: _Process | None = None
         self.is_cancelled = False
 
     def cancel(self) -> None:
@@ -67,8 +197,8 @@ class Cancellation:
                 self._process.kill()
 
     @contextmanager
-    def ends(self, process: subprocess.Popen[bytes]) -> Iterator[None]:
-        """Kills `process` if cancelled inside the block, and when the block ends."""
+    def ends(self, process: _Process) -> Iterator[None]:
+        """Kills `process` if cancelled inside the block."""
         with self._lock:
             self._process = process
             if self.is_cancelled:
@@ -78,12 +208,14 @@ class Cancellation:
         finally:
             with self._lock:
                 self._process = None
-                process.kill()
 
 
 @contextmanager
-def read_in_process(reader: Reader, data: bytes, cancellation: Cancellation) -> Iterator["Output"]:
-    """Yields the reader's output for `data`, its stdin; the process has ended after the block.
+def read_in_process(
+    reader: Reader, data: bytes, cancellation: Cancellation, program: Program | None = None
+) -> Iterator["Output"]:
+    """Yields the reader's output for `data`, its file; the process has ended after the block. `program` takes
+    the place of one that loads the reader's module.
 
     Raises, like the methods of `Output`, one of the errors of `reader`, or `OmniError` if the program itself
     failed (the log has the reason) or the caller cancelled.
@@ -91,24 +223,11 @@ def read_in_process(reader: Reader, data: bytes, cancellation: Cancellation) -> 
     deadline = time.monotonic() + reader.timeout_s
     if cancellation.is_cancelled:
         raise _left()
-    limits = (os.getpid(), reader.max_memory_bytes, reader.max_cpu_s)
-    program = [sys.executable, "-P", str(_PROGRAM), str(reader.module), *map(str, limits), *reader.arguments]
-    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-    file = os.memfd_create("media")
-    try:
-        with open(file, "wb", closefd=False) as writer:
-            writer.write(data)
-        os.lseek(file, 0, os.SEEK_SET)
-        process = subprocess.Popen(
-            program,
-            stdin=file,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**environment, **reader.environment},
-        )
-    finally:
-        os.close(file)
-    with process, cancellation.ends(process):
+    if program is None:
+        launch = partial(_load_module, reader.module, reader.environment)
+        program = _programs.setdefault(reader.module, Program(launch))
+    job = json.dumps([reader.max_memory_bytes, reader.max_cpu_s, *reader.arguments]).encode()
+    with _Process(program, job, data) as process, cancellation.ends(process):
         yield Output(process, deadline, reader, cancellation)
 
 
@@ -116,13 +235,11 @@ class Output:
     """Reads what the process writes, up to the deadline."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], deadline: float, reader: Reader, cancellation: Cancellation
+        self, process: _Process, deadline: float, reader: Reader, cancellation: Cancellation
     ) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
         self._process = process
-        self._pipe = process.stdout.fileno()
-        self._errors = process.stderr.fileno()
+        self._pipe = process.output
+        self._errors = process.errors
         self._poll = select.poll()
         self._poll.register(self._pipe, select.POLLIN)
         self._poll.register(self._errors, select.POLLIN)
@@ -191,7 +308,7 @@ class Output:
         """Call after the last byte. Raises the error that the exit status means."""
         try:
             status = self._process.wait(max(self._deadline - time.monotonic(), 0))
-        except subprocess.TimeoutExpired:
+        except TimeoutError:
             raise self._reader.too_slow from None
         if status == 0:
             return

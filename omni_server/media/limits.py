@@ -15,12 +15,11 @@ class MediaLimits:
     min_audio_seconds: float = 0.1
     """Audio encoders produce no token for much less."""
     max_audio_seconds: float = 300.0
-    """Qwen2.5-Omni's feature extractor is designed for 300 s (`n_samples` of preprocessor_config.json)."""
-    max_audio_samples: int = 57_600_000
-    """Per channel, at the file's own rate: 300 s at 192 kHz, 230 MB decoded."""
+    """Qwen2.5-Omni's feature extractor is designed for 300 s (`n_samples` of preprocessor_config.json): 19 MB
+    decoded."""
 
     decode_timeout_s: float = 60.0
-    """Seconds to decode a video or the audio track of a WebM or MP4 file; then the decoder is killed."""
+    """Seconds to decode a video or an audio file; then the decoder is killed."""
 
     max_image_pixels: int = 50_000_000
     """Width x height of an image, as its header declares it: 150 MB decoded."""

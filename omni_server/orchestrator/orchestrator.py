@@ -248,7 +248,7 @@ class Orchestrator:
         except TimeoutError:
             raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
         is_default_asked = reply is not None or request.can_be_shortened
-        names = ("max_completion_tokens", "min_tokens") if is_text else self._param_names(self._entry)
+        names = (request.max_tokens_param, "min_tokens") if is_text else self._param_names(self._entry)
         _limit_tokens(
             params,
             handle.max_model_len,

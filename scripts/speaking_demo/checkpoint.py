@@ -91,7 +91,12 @@ def write_layout(folder: Path) -> TokenIds:
     """Writes everything that is not trained: tokenizer, configs and `about.json`."""
     ids = write_word_tokenizer(folder, plain_vocabulary(), vocabulary.SPLIT)
     write_configs(folder, demo_model_config(SIZE, ids, "float32"), ids, DEMO_PREPROCESSING)
-    about = {"notice": _NOTICE, "example_prompts": _SUGGESTED, "longest_passage": LONGEST_PASSAGE}
+    about = {
+        "notice": _NOTICE,
+        "example_prompts": _SUGGESTED,
+        "longest_passage": LONGEST_PASSAGE,
+        "understands_speech": False,
+    }
     (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     return ids
 

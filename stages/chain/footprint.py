@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from omni_server.checkpoint_files import config_errors
 from omni_server.family import KvLayout, StageFootprint
-from stages.checkpoint_footprint import config_errors
 
 WIDE_LAYERS = 4
 """Estimate: the values per token that a step holds at the same time, in tensors as wide as the largest
@@ -20,7 +20,7 @@ def text_model_footprint(model_dir: Path, folder: str) -> StageFootprint:
         with safe_open(path, "np") as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping
                 tensors[f"{folder}/{name}"] = tuple(file.get_slice(name).get_shape())
-    with config_errors(model_dir / folder):
+    with config_errors(f"{model_dir / folder / 'config.json'} describes no model that can be built"):
         config = AutoConfig.from_pretrained(model_dir / folder).get_text_config()
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -1,11 +1,12 @@
 """Diffusers pipelines in the server process: what a folder can generate, without weights."""
 
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from omni_server.checkpoint_files import config_errors
 from omni_server.config.pipeline import Pipeline, StageSpec, StepwiseEngine
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
@@ -22,7 +23,13 @@ from omni_server.images import FreeSizes, ImageFeatures, ImageOutput, ImageSize
 from omni_server.protocol.images import PIXELS_PER_TOKEN, ImageJob, Pixels, encode_job, num_image_tokens
 from omni_server.types import ChatMessage, ImagePart, Output, Task, TextPart
 from stages.diffusers.options import DiffusersStage
-from stages.diffusers.pipeline_folder import CONFIG_FORMAT, PipelineFolder, read_pipeline_folder
+from stages.diffusers.pipeline_folder import (
+    CONFIG_FORMAT,
+    INDEX,
+    PipelineFolder,
+    component_class,
+    read_pipeline_folder,
+)
 
 DEFAULT_SIDE = 1024
 """Of models that do not say for which size they were trained."""
@@ -59,6 +66,11 @@ _TAKE_SEVERAL_IMAGES = frozenset(
 """Pipelines to which a list of images is one request. All others take it for a batch of requests."""
 _DTYPES = MappingProxyType({"BF16": "bfloat16", "F16": "float16"})
 _REQUIRED = ("prompt", "height", "width", NUM_STEPS, "generator", "output_type")
+_VIDEO_PARAMETERS = frozenset({"frames", "num_frames", "video", "video_length"})
+_CONTROL_PARAMETERS = frozenset(
+    {"adapter_conditioning_scale", "control_image", "control_video", "controlnet_conditioning_scale"}
+)
+"""Of pipelines that follow a second image, such as the edges or the depth of what they draw."""
 
 
 class DiffusersFamily:
@@ -88,7 +100,8 @@ class DiffusersFamily:
     def footprints(self, model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
         from stages.diffusers.footprint import stage_footprints
 
-        return stage_footprints(read_pipeline_folder(model_dir), config)
+        with config_errors(f"{model_dir / INDEX} describes no model that can be built"):
+            return stage_footprints(read_pipeline_folder(model_dir), config)
 
     def outputs(self, model_dir: Path) -> frozenset[Output]:
         return self.pipeline.outputs
@@ -109,8 +122,11 @@ class DiffusersModel(FamilyModel):
         """Raises `ConfigError` for a folder that is unsafe or incomplete, or that generates no images."""
         folder = self._folder = read_pipeline_folder(model_dir)
         cls = pipeline_class(folder)
-        self._parameters = frozenset(inspect.signature(cls.__call__).parameters)
-        _check_class(cls, self._parameters)
+        for name in folder.components:
+            component_class(folder, name)
+        parameters = inspect.signature(cls.__call__).parameters
+        _check_class(cls, parameters)
+        self._parameters = frozenset(parameters)
         self._pixels_per_latent = _pixels_per_latent(folder)
         self._loads_loras = hasattr(cls, "load_lora_weights")
         several = MAX_INPUT_IMAGES if folder.class_name in _TAKE_SEVERAL_IMAGES else 1
@@ -221,15 +237,23 @@ def pipeline_class(folder: PipelineFolder) -> Any:
     return cls
 
 
-def _check_class(cls: Any, parameters: Collection[str]) -> None:
+def _check_class(cls: Any, parameters: Mapping[str, inspect.Parameter]) -> None:
     missing = [name for name in _REQUIRED if name not in parameters]
-    if missing or "num_frames" in parameters:
+    if missing or not _VIDEO_PARAMETERS.isdisjoint(parameters):
         what = f"has no parameter {missing[0]}" if missing else "makes videos"
         raise ConfigError(
             f"{cls.__name__} {what}; only pipelines that make an image from a prompt can be served"
         )
+    given = ("self", "prompt", "image", "args", "kwargs")
+    needed = [
+        name for name, value in parameters.items() if value.default is value.empty and name not in given
+    ]
+    if not _CONTROL_PARAMETERS.isdisjoint(parameters):
+        needed.append("a control image")
     if "mask_image" in parameters and not _draws_without_image(cls):
-        raise ConfigError(f"{cls.__name__} needs a mask with each image, which requests cannot contain")
+        needed.append("a mask")
+    if needed:
+        raise ConfigError(f"{cls.__name__} needs {needed[0]} with each prompt, which requests cannot contain")
 
 
 def _draws_without_image(cls: Any) -> bool:

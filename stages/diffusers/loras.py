@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
+from omni_server.checkpoint_files import config_errors
 from omni_server.errors import ConfigError
 from omni_server.images import Lora
 
@@ -40,21 +39,16 @@ def load_loras(pipe: Any, places: Mapping[str, str]) -> None:
     """Loads adapters by name, and switches all off. Raises `ConfigError` for one that does not fit."""
     for name, place in places.items():
         file = lora_file(place)
-        try:
+        with config_errors(f"loras: {file} is no LoRA for {type(pipe).__name__}"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Already found a `peft_config`")  # there may be several
             # By its folder: a path alone may be read as a name on the hub.
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Already found a `peft_config`")  # there may be several
-                pipe.load_lora_weights(
-                    file.parent,
-                    weight_name=file.name,
-                    adapter_name=name,
-                    use_safetensors=True,
-                    local_files_only=True,
-                )
-        except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
-            raise ConfigError(
-                f"loras: {file} is no LoRA for {type(pipe).__name__}: {' '.join(str(error).split())[:300]}"
-            ) from error
+            pipe.load_lora_weights(
+                file.parent,
+                weight_name=file.name,
+                adapter_name=name,
+                use_safetensors=True,
+                local_files_only=True,
+            )
         if name not in {known for names in pipe.get_list_adapters().values() for known in names}:
             raise ConfigError(f"loras: {file} has no weights for {type(pipe).__name__}")
     if places:

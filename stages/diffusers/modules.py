@@ -1,12 +1,11 @@
 """A pipeline's neural networks by their configs alone, for folders without weights."""
 
-import importlib
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from stages.diffusers.pipeline_folder import PipelineFolder
+from stages.diffusers.pipeline_folder import PipelineFolder, component_class
 
 
 def empty_modules(folder: PipelineFolder) -> dict[str, torch.nn.Module]:
@@ -15,8 +14,8 @@ def empty_modules(folder: PipelineFolder) -> dict[str, torch.nn.Module]:
     from accelerate import init_empty_weights
 
     modules: dict[str, torch.nn.Module] = {}
-    for name, (library, class_name) in folder.components.items():
-        cls = _component_class(library, class_name)
+    for name in folder.components:
+        cls = component_class(folder, name)
         if not issubclass(cls, torch.nn.Module):
             continue
         with init_empty_weights(include_buffers=False):
@@ -25,12 +24,6 @@ def empty_modules(folder: PipelineFolder) -> dict[str, torch.nn.Module]:
             module.tie_weights()
         modules[name] = module.eval()
     return modules
-
-
-def _component_class(library: str, class_name: str) -> Any:
-    """`library` is diffusers, transformers or the package of a pipeline of diffusers."""
-    package = library if library in ("diffusers", "transformers") else f"diffusers.pipelines.{library}"
-    return getattr(importlib.import_module(package), class_name)
 
 
 def _from_config(cls: Any, folder: PipelineFolder, name: str) -> torch.nn.Module:

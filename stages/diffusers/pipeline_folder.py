@@ -7,7 +7,9 @@ safetensors format.
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from omni_server.checkpoint_files import indexed_weight_files, read_json_object
 from omni_server.errors import ConfigError
@@ -62,11 +64,11 @@ def read_pipeline_folder(path: Path) -> PipelineFolder:
     for name, value in index.items():
         if name.startswith("_") or not isinstance(value, list):
             continue
-        library, cls = value if len(value) == 2 else (value, None)
-        if library is None or cls is None:
-            if library is None and cls is None:
-                continue
+        if value == [None, None]:
+            continue
+        if len(value) != 2 or not all(isinstance(part, str) for part in value):
             raise ConfigError(f"{path / INDEX}: {name} is {json.dumps(value)}, not a library and a class")
+        library, cls = value
         if library not in LIBRARIES and not _is_part_of_diffusers(library):
             raise ConfigError(
                 f"{path / INDEX}: {name} is the class {cls} of {library}; only classes of "
@@ -74,7 +76,7 @@ def read_pipeline_folder(path: Path) -> PipelineFolder:
             )
         if Path(name).name != name:
             raise ConfigError(f"{path / INDEX}: {name!r} is no name of a component")
-        components[name] = str(library), str(cls)
+        components[name] = library, cls
     has_weights = any(True for _ in path.glob(f"*/*{SAFE}"))
     variant = None
     for name in components:
@@ -83,15 +85,23 @@ def read_pipeline_folder(path: Path) -> PipelineFolder:
     return PipelineFolder(path, class_name, components, variant)
 
 
-def _is_part_of_diffusers(library: object) -> bool:
+def component_class(folder: PipelineFolder, name: str) -> Any:
+    """Raises `ConfigError` if the library has no such class."""
+    library, class_name = folder.components[name]
+    package = library if library in LIBRARIES else f"diffusers.pipelines.{library}"
+    cls = getattr(import_module(package), class_name, None)
+    if not (isinstance(cls, type) and hasattr(cls, "from_pretrained")):
+        raise ConfigError(
+            f"{folder.path / INDEX}: {name} is {class_name} of {library}, which is no class that can be loaded"
+        )
+    return cls
+
+
+def _is_part_of_diffusers(library: str) -> bool:
     """Some components are in the package of their pipeline, such as `stable_diffusion`'s safety checker."""
     from importlib.util import find_spec
 
-    return (
-        isinstance(library, str)
-        and library.isidentifier()
-        and find_spec(f"diffusers.pipelines.{library}") is not None
-    )
+    return library.isidentifier() and find_spec(f"diffusers.pipelines.{library}") is not None
 
 
 def _check_component(folder: Path, *, has_weights: bool) -> str | None:

@@ -104,7 +104,15 @@ class PipelineRun:
                 self.resume()
 
     def denoise(self, call: DenoiserCall) -> Any:
-        """Parks at the call and returns its result. Must be called in the run's own thread."""
+        """Parks at the call and returns its result. Must be called in the run's own thread.
+
+        Raises `ValueError` before the first call if the scheduler has no schedule of the requested length."""
+        scheduler = self.pipe.scheduler
+        # One step with `shift_terminal` divides by zero.
+        if not (self.has_called_denoiser or torch.isfinite(scheduler.timesteps).all()):
+            raise ValueError(
+                f"{type(scheduler).__name__} has no schedule of {len(scheduler.timesteps)} steps"
+            )
         self.call = call
         self.has_called_denoiser = True
         self._park()

@@ -1,10 +1,11 @@
 """Qwen2.5-Omni in the server process: prompts, voices, ids, but no weights and no engine."""
 
-import json
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
+from omni_server.checkpoint_files import config_errors, read_json_object
 from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec, TokenFrames
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
@@ -109,15 +110,14 @@ class Qwen25OmniModel(FamilyModel):
         from stages.qwen2_5_omni.code2wav.voices import load_voices
 
         self._ids = ids = read_special_ids(model_dir)
-        config = json.loads((model_dir / "config.json").read_text())
-        try:
+        path = model_dir / "config.json"
+        config: dict[str, Any] = read_json_object(path)
+        with config_errors(f"{path} describes no model that can be built"):
             self._dtype: str = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
             self.row_width = int(config["talker_config"]["embedding_size"])
             dit = config["token2wav_config"]["dit_config"]
             rates = config["token2wav_config"]["bigvgan_config"]["upsample_rates"]
             self.codec = _codec_layout(int(dit["block_size"]), int(dit["repeats"]), rates)
-        except KeyError as exc:
-            raise ConfigError(f"{model_dir / 'config.json'}: {exc} is missing") from exc
         self.voices = tuple(load_voices(model_dir))
         self.default_voice = DEFAULT_VOICE if DEFAULT_VOICE in self.voices else self.voices[0]
         # The talker's ids are the reference's default `talker_eos_token_id` in `generate`.

@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
+from omni_server.checkpoint_files import config_errors
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.errors import ConfigError
 from omni_server.family import KvLayout, NeededFile, Quantizable, StageFootprint
 from stages import checkpoint_footprint
-from stages.checkpoint_footprint import config_errors, quantizable, read_config
+from stages.checkpoint_footprint import quantizable, read_config
 from stages.qwen2_5_omni.code2wav.stream_kv import slot_shape
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE
 from stages.qwen2_5_omni.options import Code2WavStage
@@ -32,7 +33,7 @@ _PREFIXES: dict[str, str] = {"thinker": "thinker.", "talker": "talker.", "code2w
 
 def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
     """See `ModelFamily.footprints`."""
-    with config_errors(model_dir):
+    with config_errors(f"{model_dir / 'config.json'} describes no model that can be built"):
         whole = read_config(model_dir, Qwen2_5OmniConfig)
         with torch.device("meta"):  # shapes only
             model = Qwen2_5OmniForConditionalGeneration(whole)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omni_server.checkpoint_files import config_errors, read_json_object
 from omni_server.errors import ConfigError
 
 
@@ -29,13 +30,10 @@ class SpecialIds:
 def read_special_ids(model_dir: Path) -> SpecialIds:
     """Raises `ConfigError` if config.json lacks one of the keys."""
     path = model_dir / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"cannot read {path}: {exc}") from exc
+    config = read_json_object(path)
 
     def found(*keys: str) -> object:
-        value = config
+        value: object = config
         for key in keys:
             value = value.get(key) if isinstance(value, dict) else None
         return value
@@ -70,13 +68,9 @@ def read_special_ids(model_dir: Path) -> SpecialIds:
 
 def _tokenizer_eos(model_dir: Path) -> int:
     """The tokenizer's end token, for a config.json that names none for the thinker."""
-    try:
+    with config_errors(f"{model_dir}: neither config.json nor tokenizer_config.json names an end token"):
         tokenizer = json.loads((model_dir / "tokenizer_config.json").read_text())
         eos = tokenizer["eos_token"]
         eos = eos["content"] if isinstance(eos, dict) else eos
         decoder: dict[str, dict[str, Any]] = tokenizer["added_tokens_decoder"]
         return next(int(token_id) for token_id, token in decoder.items() if token["content"] == eos)
-    except (OSError, ValueError, KeyError, StopIteration) as exc:
-        raise ConfigError(
-            f"{model_dir}: neither config.json nor tokenizer_config.json names an end token"
-        ) from exc

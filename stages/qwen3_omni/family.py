@@ -1,10 +1,10 @@
 """Qwen3-Omni in the server process: prompts, voices, ids, but no weights and no engine."""
 
-import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from omni_server.checkpoint_files import config_errors, read_json_object
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec, TokenFrames
 from omni_server.config.stage_config import StageConfig
@@ -124,14 +124,13 @@ class Qwen3OmniModel(FamilyModel):
 
     def __init__(self, model_dir: Path) -> None:
         self._ids = ids = read_special_ids(model_dir)
-        config = json.loads((model_dir / "config.json").read_text())
-        try:
+        path = model_dir / "config.json"
+        config: dict[str, Any] = read_json_object(path)
+        with config_errors(f"{path} describes no model that can be built"):
             self._dtype: str = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
             if ids.speech is not None:
                 self.row_width = int(config["talker_config"]["text_config"]["hidden_size"])
                 self.codec = _codec_layout(config["code2wav_config"])
-        except KeyError as exc:
-            raise ConfigError(f"{model_dir / 'config.json'}: {exc} is missing") from exc
         speakers = {} if ids.speech is None else ids.speech.speakers
         # The reference compares names in lower case, as they are in the published config.
         self._speakers = {name.capitalize(): name for name in speakers}

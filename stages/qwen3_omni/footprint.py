@@ -6,10 +6,11 @@ from pathlib import Path
 import torch
 from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 
+from omni_server.checkpoint_files import config_errors
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.family import KvLayout, Quantizable, StageFootprint
-from stages.checkpoint_footprint import config_errors, quantizable, read_config
+from stages.checkpoint_footprint import quantizable, read_config
 from stages.published_experts import published_tensors
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
 from stages.qwen3_omni.code2wav.state import values_per_stream
@@ -35,7 +36,7 @@ _HIDDEN_PROJECTION = "talker.hidden_projection."
 
 def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
     """See `ModelFamily.footprints`."""
-    with config_errors(model_dir):
+    with config_errors(f"{model_dir / 'config.json'} describes no model that can be built"):
         whole = read_config(model_dir, Qwen3OmniMoeConfig)
         with torch.device("meta"):  # shapes only
             tensors = published_tensors(Qwen3OmniMoeForConditionalGeneration(whole).state_dict())

@@ -1,11 +1,10 @@
 """Special token ids of a Qwen3-Omni checkpoint, read from its config.json; none are hard-coded."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from omni_server.checkpoint_files import read_json_object
 from omni_server.errors import ConfigError
 
 
@@ -48,11 +47,7 @@ class SpecialIds:
 def read_special_ids(model_dir: Path) -> SpecialIds:
     """Raises `ConfigError` if config.json lacks one of the keys."""
     path = model_dir / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"cannot read {path}: {exc}") from exc
-    keys = _Keys(path, config)
+    keys = _Keys(path, read_json_object(path))
     return SpecialIds(
         im_start=keys.number("im_start_token_id"),
         im_end=keys.number("im_end_token_id"),
@@ -84,7 +79,7 @@ def _speech_ids(keys: "_Keys") -> SpeechIds:
 class _Keys:
     """The keys of a config.json, with errors that name them."""
 
-    def __init__(self, path: Path, config: Any) -> None:
+    def __init__(self, path: Path, config: object) -> None:
         self._path = path
         self._config = config
 

@@ -5,7 +5,9 @@ that vLLM's own diffusion scheduler uses for this, or, for a waiting request, ov
 `_handle_blocked_waiting_request`.
 """
 
+import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -33,7 +35,7 @@ from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.batching_delay import BatchingDelay, BatchingScheduler
 from stages.runtime.embeddings_in import FeedTracker
 from stages.runtime.embeddings_out import last_sent
-from stages.runtime.grammar_limits import GrammarCompilers, GrammarRefusedError, GrammarWatch, WatchedGrammar
+from stages.runtime.grammar_watch import GrammarWatch, WatchedGrammar
 from stages.runtime.stage_outputs import (
     LoadReport,
     TokenBlock,
@@ -45,6 +47,10 @@ from stages.runtime.stage_step import StageStep, TakenSlot, attach_step, open_qu
 
 PROMPT_DELAY_S, MAX_PROMPT_DELAY_S = 0.002, 0.008
 """For the prompts of a stage that is not fed. They arrive from the server, which prepares them one by one."""
+
+COMPILE_NICENESS = 10
+"""Gives a tenth of the engine's share of a contended core. With much less, a thread that holds the
+interpreter lock would keep the engine waiting."""
 
 
 class StageScheduler(BatchingScheduler):
@@ -65,8 +71,11 @@ class StageScheduler(BatchingScheduler):
         self._is_output_full = False
         self._load_report = LoadReport()
         self._grammar_watch = GrammarWatch()
-        self._grammars: dict[str, WatchedGrammar | GrammarRefusedError] = {}
-        self.structured_output_manager.executor = GrammarCompilers()
+        self._grammars: dict[str, WatchedGrammar] = {}
+        # For grammars that the server has checked. xgrammar's threads get the priority of those that start them.
+        self.structured_output_manager.executor = ThreadPoolExecutor(
+            max(1, (os.cpu_count() or 1) // 2), "grammar compiler", os.nice, (COMPILE_NICENESS,)
+        )
         is_fed = bool(config.input_queues)
         self.batching_delay = None if is_fed else BatchingDelay(PROMPT_DELAY_S, MAX_PROMPT_DELAY_S)
 
@@ -128,7 +137,8 @@ class StageScheduler(BatchingScheduler):
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         is_ready: bool = super()._handle_blocked_waiting_request(request)
-        self._watch_grammar(request, is_ready)
+        if is_ready:
+            self._watch_grammar(request)
         return is_ready and self._may_run(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
@@ -172,16 +182,13 @@ class StageScheduler(BatchingScheduler):
 
     # -- grammars
 
-    def _watch_grammar(self, request: Request, is_ready: bool) -> None:
-        """Watch a compiled grammar before any token is requested from it, and remember a refused one for its
-        reason."""
+    def _watch_grammar(self, request: Request) -> None:
+        """Watch a compiled grammar before any token is requested from it."""
         structured = request.structured_output_request
-        match structured.grammar if structured is not None else None:
-            case GrammarRefusedError() as refused:
-                self._grammars[request.request_id] = refused
-            case StructuredOutputGrammar() as grammar if is_ready and not isinstance(grammar, WatchedGrammar):
-                watched = self._grammar_watch.watched(grammar, request.request_id)
-                structured.grammar = self._grammars[request.request_id] = watched
+        grammar = None if structured is None else structured.grammar
+        if isinstance(grammar, StructuredOutputGrammar) and not isinstance(grammar, WatchedGrammar):
+            watched = self._grammar_watch.watched(grammar, request.request_id)
+            structured.grammar = self._grammars[request.request_id] = watched
 
     # -- outputs
 
@@ -232,9 +239,7 @@ class StageScheduler(BatchingScheduler):
                 queue.finish_all(block)
 
 
-def _explain_refusals(
-    outputs: dict[int, EngineCoreOutputs], grammars: dict[str, WatchedGrammar | GrammarRefusedError]
-) -> None:
+def _explain_refusals(outputs: dict[int, EngineCoreOutputs], grammars: dict[str, WatchedGrammar]) -> None:
     """Set `stop_reason`: vLLM ends a request whose grammar fails with an error but no reason."""
     for group in outputs.values():
         for output in group.outputs:

@@ -1,13 +1,14 @@
 """Audio files and the microphone, transcribed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from omni_server.types import TextDelta, Transcribe
+from omni_server.types import AboutModel, TextDelta, Transcribe
 from tests.browser.browser import MEDIA, Browser, WebPage, wait_until
 from tests.browser.scripted_server import ScriptedServer
-from tests.unit.api.fake_generator import TEXT, Hang
+from tests.unit.api.fake_generator import MODEL, TEXT, Hang
 
 WAV = (MEDIA / "speech_hello.wav", "audio/wav")
 
@@ -36,6 +37,18 @@ def test_dropped_file_is_transcribed(page: WebPage, server: ScriptedServer) -> N
     # The audio that was transcribed can be heard.
     page.click("#transcript-audio .play")
     page.wait("window.scheduledSounds.length > 0")
+
+
+def test_a_model_that_understands_no_speech_is_told_of_before_anything_is_recorded(
+    browser: Browser, server: ScriptedServer
+) -> None:
+    server.generator.model_info = replace(MODEL, about=AboutModel(understands_speech=False))
+    page = browser.open(f"{server.url}#transcribe")
+    page.wait_ready()
+    assert page.texts("#transcribe-problem") == [
+        "This model does not understand speech: it cannot transcribe."
+    ]
+    assert page.js("document.querySelectorAll('#transcribe button:disabled').length") == 2
 
 
 def test_recording_is_transcribed(page: WebPage) -> None:

@@ -202,6 +202,9 @@ def test_official_client_transcribes(family: OmniFamily, official: openai.OpenAI
     assert "".join(event.delta for event in deltas if event.type == "transcript.text.delta") == hello.text
     other = create(model=MODEL, file=("weather.wav", media("speech_weather.wav")), language="en")
     assert other.text != hello.text
+    with pytest.raises(openai.BadRequestError, match="Unknown language 'xx'") as error:
+        create(model=MODEL, file=("hello.wav", WAV), language="xx")
+    assert error.value.param == "language"
 
 
 def test_a_recording_in_webm_or_m4a_is_heard_as_in_wav(official: openai.OpenAI) -> None:

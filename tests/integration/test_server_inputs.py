@@ -165,8 +165,9 @@ def test_prompt_that_is_too_long_is_refused(client: httpx2.Client, stream: bool)
     # 8192 tokens fit: the first has too many for the tokenizer's limit, the second together with its answer.
     error = error_of(client.post(URL, json=spoken("word " * 20_000, stream=stream)))
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
-    error = error_of(client.post(URL, json=spoken("hi", max_tokens=8191, stream=stream)))
-    assert (error["param"], error["code"]) == ("max_completion_tokens", "context_length_exceeded")
+    for name in ("max_tokens", "max_completion_tokens"):
+        error = error_of(client.post(URL, json=spoken("hi", stream=stream) | {name: 8191}))
+        assert (error["param"], error["code"]) == (name, "context_length_exceeded")
 
 
 @for_each_family

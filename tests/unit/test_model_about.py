@@ -31,6 +31,8 @@ def test_either_may_be_missing(tmp_path: Path) -> None:
     assert read_about(write(tmp_path, {"notice": "A demo."})) == AboutModel("A demo.", ())
     assert read_about(write(tmp_path, {"longest_passage": 80})) == AboutModel(None, (), 80)
     assert read_about(write(tmp_path, {"example_prompts": ["Why?"]})) == AboutModel(None, ("Why?",))
+    about = read_about(write(tmp_path, {"understands_speech": False}))
+    assert about == AboutModel(understands_speech=False)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from omni_server.api.images.edit_form import (
     edit_form_body,
     parse_edit_form,
 )
-from omni_server.api.images.edit_room import EditRoom
 from omni_server.api.images.files import ImageWriter, Pixels, size_of
 from omni_server.api.images.parse import (
     ImageLimits,
@@ -48,7 +47,6 @@ from omni_server.api.validation import read_json, unsupported, validate
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generation
 from omni_server.images import ImageDone, ImageOutput, ImageProgress, PartialImage
-from omni_server.media.source import MediaSource
 from omni_server.types import Finished, ImagePart, Usage
 
 _EXAMPLES: dict[str, dict[str, object]] = {
@@ -60,13 +58,14 @@ EventKind = Literal["image_generation", "image_edit"]
 
 
 class ImageService:
-    def __init__(self, state: ServerState, config: ApiConfig, admission: Admission, room: EditRoom) -> None:
+    def __init__(
+        self, state: ServerState, config: ApiConfig, admission: Admission, media: MediaLoader
+    ) -> None:
         self._state = state
         self._admission = admission
         self._limits = ImageLimits.from_config(config)
         self._keep_alive_s = config.sse_keep_alive_s
-        self._room = room
-        self._media = MediaLoader(MediaSource((), config.media_limits), config.media_limits, config)
+        self._media = media
 
     async def generate(self, request: Request) -> Response:
         generator = self._state.require_generator()  # before reading the body
@@ -96,18 +95,12 @@ class ImageService:
         fields, files = parse_edit_form(form, min(MAX_INPUT_IMAGES, model.image_features.max_input_images))
         output = image_output(fields, model, self._limits)
         with ExitStack() as held:
-            images = await self._load(files, fields.n or 1, held)
+            try:
+                images = await self._media.load_images(files, fields.n or 1, held)
+            except InvalidRequestError as error:
+                error.param = "image"
+                raise
             return await self._answer(generator, fields, output, images, "image_edit", held)
-
-    async def _load(self, files: Sequence[bytes], number: int, held: ExitStack) -> list[ImagePart]:
-        """Loads the images of an edit with `number` results. Adds the release of the room to `held`."""
-        try:
-            num_pixels = sum([await self._media.count_pixels(file) for file in files])
-            held.callback(await self._room.take(num_pixels, number))
-            return [await self._media.load_image_file(file) for file in files]
-        except InvalidRequestError as error:
-            error.param = "image"
-            raise
 
     async def _answer(
         self,
@@ -234,9 +227,11 @@ def _image_usage(usage: Usage) -> ImageUsage:
     )
 
 
-def images_router(state: ServerState, config: ApiConfig, admission: Admission, room: EditRoom) -> APIRouter:
+def images_router(
+    state: ServerState, config: ApiConfig, admission: Admission, media: MediaLoader
+) -> APIRouter:
     router = APIRouter(prefix="/v1/images", tags=["images"])
-    service = ImageService(state, config, admission, room)
+    service = ImageService(state, config, admission, media)
     answers: OpenApi = {
         200: {
             "model": ImagesResponse,

@@ -49,7 +49,7 @@ class ItemLoader:
         item; items may refer to items and calls of `conversation`. `format` is the session's input audio
         format; `param` names all of `given` in errors.
 
-        Raises `InvalidRequestError`, or `OverloadedError` if no thread became free to decode an image.
+        Raises `InvalidRequestError`, or `OverloadedError` if an image has to wait too long.
         Decodes nothing if there are more media than a prompt holds, and stops when their total size is too
         large.
         """

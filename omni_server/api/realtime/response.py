@@ -63,6 +63,7 @@ class ResponsePlan:
             sampling=text_sampling(sampling, model),
             tools=tool_use(self.config),
             can_be_shortened=self._shorter(self.messages) is not None,
+            max_tokens_param="response.max_output_tokens",
         )
 
     def shortened(self, request: OmniRequest) -> OmniRequest | None:

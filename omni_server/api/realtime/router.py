@@ -45,11 +45,13 @@ _CLIENT_LEFT = _End("the client has left", None)
 
 
 def realtime_router(
-    state: ServerState, config: ApiConfig, new_model: Callable[[], SpeechModel] = SileroModel
+    state: ServerState,
+    config: ApiConfig,
+    media: MediaLoader,
+    new_model: Callable[[], SpeechModel] = SileroModel,
 ) -> APIRouter:
     """`new_model` creates the speech detector of one audio stream."""
     router = APIRouter()
-    media = MediaLoader.from_config(config)
     num_sessions = 0
 
     @router.websocket("/v1/realtime", name="realtime")

@@ -5,6 +5,7 @@ from contextlib import aclosing
 
 from omni_server.api.answer_stream import TaskRun
 from omni_server.api.errors import unexpected_error
+from omni_server.api.parse import check_transcribes
 from omni_server.api.realtime import server_events as events
 from omni_server.api.realtime.conversation import audio_part
 from omni_server.api.realtime.items import HeardAudio
@@ -36,6 +37,7 @@ async def _transcribe(
     item_id: str, audio: HeardAudio, config: Transcription, outbox: Outbox, state: ServerState
 ) -> None:
     generator = state.require_generator()
+    check_transcribes(generator.model_info)
     task = Transcribe(audio_part(audio), language=config.language, hint=config.prompt)
     request = OmniRequest(
         request_id=events.new_id("transcribe"),

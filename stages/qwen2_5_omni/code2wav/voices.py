@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from omni_server.checkpoint_files import config_errors
 from omni_server.errors import ConfigError
 
 VOICES_FILE = "spk_dict.pt"
@@ -39,12 +40,14 @@ def load_voices(model_dir: Path) -> dict[str, Voice]:
     try:
         content: object = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # torch adds the advice to trust the file, which is wrong here.
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ConfigError(f"{path} cannot be read as tensors: {reason}") from error
+        # Without torch's text, which advises to trust the file.
+        raise ConfigError(
+            f"{path} cannot be read as tensors ({type(error).__name__}): download it again"
+        ) from error
     if not isinstance(content, Mapping) or not content:
         raise ConfigError(f"{path} holds no voices")
-    return {str(name): _voice(path, str(name), entry) for name, entry in content.items()}
+    with config_errors(f"{path} holds no voices"):
+        return {str(name): _voice(path, str(name), entry) for name, entry in content.items()}
 
 
 def _voice(path: Path, name: str, entry: object) -> Voice:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from omni_server.api.config import ApiConfig
-from omni_server.api.images.edit_room import LARGEST_EDITS_IN_MEMORY
+from omni_server.api.media_loader import LARGEST_IN_MEMORY
 from omni_server.errors import StageDeadError
 from omni_server.images import ImageOutput, ImageProgress, ImageSize
 from omni_server.media.limits import MediaLimits
@@ -166,10 +166,11 @@ async def test_edits_are_limited_to_the_pixels_of_one_large_image() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_images_of_a_client_that_leaves_do_not_keep_their_room(stream: bool) -> None:
     generator = FakeGenerator(EDITING_MODEL, [ImageProgress(1, 2), Hang()])
-    config = ApiConfig(media_limits=MediaLimits(max_image_pixels=20 * 10), media_queue_timeout_s=0.5)
+    limits = MediaLimits(max_image_pixels=20 * 10)
+    config = ApiConfig(media_limits=limits, max_upload_seconds=0.001, media_queue_timeout_s=0.5)
     app = app_of(generator, config)
     body = chat([text_part("Edit"), image_part(DARK)], stream=stream)
-    for number in range(1, LARGEST_EDITS_IN_MEMORY + 2):
+    for number in range(1, LARGEST_IN_MEMORY + 2):
         async with AsgiCall(app, body), asyncio.timeout(10):
             while len(generator.generations) < number:  # noqa: ASYNC110 - the event is of the first only
                 await asyncio.sleep(0)

@@ -17,7 +17,7 @@ from PIL import Image
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.images.edit_form import MAX_IMAGE_BYTES, MAX_INPUT_IMAGES
-from omni_server.api.images.edit_room import LARGEST_EDITS_IN_MEMORY
+from omni_server.api.media_loader import LARGEST_IN_MEMORY
 from omni_server.api.state import ServerState
 from omni_server.errors import InvalidRequestError
 from omni_server.images import ImageOutput, ImageSize
@@ -256,7 +256,8 @@ async def test_images_of_all_requests_are_bounded(stream: str) -> None:
     leave = asyncio.Event()
     generator.script = [Wait(leave), *image_script(ImageOutput())]
     limits = MediaLimits(max_image_pixels=picture(20).size // 3)
-    app = app_of(generator, ApiConfig(media_limits=limits, media_queue_timeout_s=0.2))
+    config = ApiConfig(media_limits=limits, max_upload_seconds=0.001, media_queue_timeout_s=0.2)
+    app = app_of(generator, config)
     async with http_client(app) as client:
 
         async def edit() -> httpx2.Response:
@@ -264,15 +265,13 @@ async def test_images_of_all_requests_are_bounded(stream: str) -> None:
                 EDITS_URL, data={"prompt": PROMPT, "stream": stream}, files={"image": ("a", DARK)}
             )
 
-        running = [asyncio.create_task(edit()) for _ in range(LARGEST_EDITS_IN_MEMORY)]
-        while len(generator.requests) < LARGEST_EDITS_IN_MEMORY:  # noqa: ASYNC110 - the event is of the first only
+        running = [asyncio.create_task(edit()) for _ in range(LARGEST_IN_MEMORY)]
+        while len(generator.requests) < LARGEST_IN_MEMORY:  # noqa: ASYNC110 - the event is of the first only
             await asyncio.sleep(0)
         assert error_of(await edit(), 503)["code"] == "server_overloaded"
         leave.set()
         answers = [await answer for answer in running]
-        assert [answer.status_code for answer in [*answers, await edit()]] == [200] * (
-            LARGEST_EDITS_IN_MEMORY + 1
-        )
+        assert [answer.status_code for answer in [*answers, await edit()]] == [200] * (LARGEST_IN_MEMORY + 1)
 
 
 async def test_a_file_of_more_than_50_mb_is_too_large() -> None:
@@ -311,16 +310,17 @@ async def test_an_accepted_edit_that_waits_for_room_is_done_by_a_server_that_dra
     generator.script = [Wait(leave), *image_script(ImageOutput())]
     state = ServerState(generator)
     limits = MediaLimits(max_image_pixels=picture(20).size // 3)
-    async with http_client(create_app(state, ApiConfig(media_limits=limits))) as client:
+    config = ApiConfig(media_limits=limits, max_upload_seconds=0.001)
+    async with http_client(create_app(state, config)) as client:
         running = [
             asyncio.create_task(client.post(EDITS_URL, data={"prompt": PROMPT}, files={"image": ("a", DARK)}))
-            for _ in range(LARGEST_EDITS_IN_MEMORY + 1)
+            for _ in range(LARGEST_IN_MEMORY + 1)
         ]
-        while len(generator.requests) < LARGEST_EDITS_IN_MEMORY:  # noqa: ASYNC110 - the event is of the first only
+        while len(generator.requests) < LARGEST_IN_MEMORY:  # noqa: ASYNC110 - the event is of the first only
             await asyncio.sleep(0)
         state.draining.set()
         leave.set()
-        assert [(await answer).status_code for answer in running] == [200] * (LARGEST_EDITS_IN_MEMORY + 1)
+        assert [(await answer).status_code for answer in running] == [200] * (LARGEST_IN_MEMORY + 1)
 
 
 async def test_json_is_no_form() -> None:

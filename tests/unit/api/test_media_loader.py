@@ -1,25 +1,37 @@
-"""Media of many requests at once: whose threads and memory they take."""
+"""Media of many requests at once: whose processes and memory they take."""
 
 import asyncio
-import sys
 import threading
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx2
+import numpy as np
 import pytest
 
 from omni_server.api.config import ApiConfig
-from omni_server.api.media_loader import MediaLoader
-from omni_server.api.schemas import ImageUrlContent, InputAudio, InputAudioContent, MediaUrl, VideoUrlContent
+from omni_server.api.media_loader import MediaLoader, MediaPart
+from omni_server.api.schemas import (
+    ImageUrlContent,
+    InputAudio,
+    InputAudioContent,
+    MediaContent,
+    MediaUrl,
+    VideoUrlContent,
+)
 from omni_server.errors import InvalidRequestError, OverloadedError
 from omni_server.media.limits import MediaLimits
 from omni_server.media.source import MediaSource
 from omni_server.types import AudioPart, ImagePart, VideoPart
-from tests.unit.api.clients import base64_of, data_url, media, tone
+from tests.unit.api.clients import app_of, base64_of, chat, data_url, error_of, http_client, media, tone
+from tests.unit.api.fake_generator import VERSATILE_MODEL, FakeGenerator
+from tests.unit.media.containers import record
+from tests.unit.media.hanging_reader import hang, num_reading, wait_until_reading
+from tests.unit.media.image_bombs import empty_scans
 
 PNG, MP4 = media("gradient.png"), media("ball.mp4")
+M4A = record("ipod", "aac", np.zeros((1, 48_000), dtype=np.float32), 48_000)
 
 
 class GatedSource(MediaSource):
@@ -41,7 +53,7 @@ class GatedSource(MediaSource):
 
 
 def loader_of(source: MediaSource, *, queue_timeout_s: float = 30.0) -> MediaLoader:
-    return MediaLoader(source, MediaLimits(), ApiConfig(media_queue_timeout_s=queue_timeout_s))
+    return MediaLoader(ApiConfig(media_queue_timeout_s=queue_timeout_s), source)
 
 
 def image(url: str) -> ImageUrlContent:
@@ -113,57 +125,76 @@ async def test_fetches_that_fail_or_are_left_make_room_for_others() -> None:
     assert isinstance(await asyncio.wait_for(loader.load(image("https://host/a"), "x"), 10), ImagePart)
 
 
-def hanging_program(folder: Path) -> Path:
-    """In place of Python: a process that never ends, its number in the file `pid` beside it."""
-    program = folder / "python"
-    program.write_text("#!/bin/sh\necho $$ > $0.new && mv $0.new ${0%/*}/pid\nexec sleep 600\n")
-    program.chmod(0o755)
-    return program
+VIDEO = VideoUrlContent(type="video_url", video_url=MediaUrl(url=data_url(MP4)))
+SOUND = InputAudioContent(type="input_audio", input_audio=InputAudio(data=base64_of(M4A), format="wav"))
+PICTURE = image(data_url(PNG))
+EACH_KIND = pytest.mark.parametrize(
+    ("content", "kind"),
+    [(VIDEO, VideoPart), (SOUND, AudioPart), (PICTURE, ImagePart)],
+    ids=["video", "sound", "picture"],
+)
 
 
-def wait_until(is_there: bool, path: Path) -> None:
-    for _ in range(3_000):
-        if path.exists() == is_there:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{path} did not become what it should")
-
-
-def process_of(folder: Path) -> Path:
-    """Of the program, as soon as it runs."""
-    wait_until(True, folder / "pid")
-    return Path("/proc", (folder / "pid").read_text().strip())
-
-
-@pytest.mark.parametrize("kind", ["video", "audio"])
-async def test_who_leaves_while_a_process_decodes_leaves_neither_it_nor_a_busy_thread(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+@EACH_KIND
+async def test_who_leaves_while_a_process_decodes_leaves_neither_it_nor_its_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: MediaContent, kind: type[MediaPart]
 ) -> None:
-    loader = MediaLoader(MediaSource((), MediaLimits()), MediaLimits(), ApiConfig(media_threads=1))
-    video = VideoUrlContent(type="video_url", video_url=MediaUrl(url=data_url(MP4)))
-    sound = InputAudioContent(type="input_audio", input_audio=InputAudio(data=base64_of(MP4), format="wav"))
+    loader = MediaLoader(ApiConfig(media_processes=1))
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", str(hanging_program(tmp_path)))
-        load = asyncio.create_task(loader.load(video if kind == "video" else sound, "x"))
-        process = await asyncio.to_thread(process_of, tmp_path)
+        reader = hang(patch, tmp_path)
+        load = asyncio.create_task(loader.load(content, "x"))
+        await asyncio.to_thread(wait_until_reading, reader, 1)
     load.cancel()
     with pytest.raises(asyncio.CancelledError):
         await load
-    await asyncio.to_thread(wait_until, False, process)
-    assert isinstance(await asyncio.wait_for(loader.load(video, "x"), 30), VideoPart)
+    assert isinstance(await asyncio.wait_for(loader.load(content, "x"), 30), kind)
+    assert num_reading(reader) == 0
 
 
-async def test_a_process_that_decodes_for_too_long_is_ended_and_its_thread_free(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@EACH_KIND
+async def test_a_process_that_decodes_for_too_long_has_ended_when_the_caller_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: MediaContent, kind: type[MediaPart]
 ) -> None:
-    config = ApiConfig(media_threads=1, media_decode_timeout_s=5.0)
-    loader = MediaLoader(MediaSource((), MediaLimits()), MediaLimits(), config)
-    video = VideoUrlContent(type="video_url", video_url=MediaUrl(url=data_url(MP4)))
+    loader = MediaLoader(ApiConfig(media_processes=1, media_decode_timeout_s=2.0, media_queue_timeout_s=0.01))
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", str(hanging_program(tmp_path)))
+        reader = hang(patch, tmp_path)
         with pytest.raises(InvalidRequestError) as caught:
-            await loader.load(video, "x")
-    assert caught.value.message == "The media item could not be decoded within 5 s."
-    assert (caught.value.code, caught.value.param) == ("media_too_large", "x.video_url.url")
-    await asyncio.to_thread(wait_until, False, process_of(tmp_path))
-    assert isinstance(await asyncio.wait_for(loader.load(video, "x"), 30), VideoPart)
+            await loader.load(content, "x")
+        assert num_reading(reader) == 0
+    assert caught.value.param == f"x.{content.type}.{'data' if content is SOUND else 'url'}"
+    assert isinstance(await loader.load(content, "x"), kind)  # does not wait
+
+
+async def test_all_services_share_the_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    reader = hang(monkeypatch, tmp_path)
+    app = app_of(FakeGenerator(VERSATILE_MODEL), ApiConfig(media_processes=2, media_queue_timeout_s=0.01))
+    form, messages = (
+        {"model": "omni", "prompt": "Edit"},
+        chat([{"type": "image_url", "image_url": {"url": data_url(PNG)}}]),
+    )
+    async with http_client(app) as client:
+
+        def edit() -> Awaitable[httpx2.Response]:
+            return client.post("/v1/images/edits", data=form, files={"image": ("a", PNG)})
+
+        def transcribe() -> Awaitable[httpx2.Response]:
+            return client.post("/v1/audio/transcriptions", data=form, files={"file": ("a", MP4)})
+
+        running = [asyncio.ensure_future(request()) for request in (edit, transcribe)]
+        await asyncio.to_thread(wait_until_reading, reader, 2)
+        refused = [await edit(), await transcribe(), await client.post("/v1/chat/completions", json=messages)]
+        assert [error_of(answer, 503)["code"] for answer in refused] == ["server_overloaded"] * 3
+        for request in running:
+            request.cancel()
+        await asyncio.wait(running)
+
+
+async def test_an_innocent_image_does_not_wait_for_two_that_take_long() -> None:
+    loader, bomb = MediaLoader(ApiConfig()), image(data_url(empty_scans(4_000)))
+    bombs = [asyncio.create_task(loader.load(bomb, "x")) for _ in range(2)]
+    await asyncio.sleep(0.5)  # so that both are being decoded
+    assert isinstance(await loader.load(PICTURE, "x"), ImagePart)
+    assert not any(load.done() for load in bombs)
+    ended = await asyncio.gather(*bombs, return_exceptions=True)
+    assert all(isinstance(error, InvalidRequestError) and error.code == "invalid_image" for error in ended)
+    assert isinstance(await loader.load(PICTURE, "x"), ImagePart)

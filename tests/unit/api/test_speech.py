@@ -288,6 +288,8 @@ async def test_usage_of_a_long_text_is_that_of_all_passages() -> None:
         (speech(input=None), "input", "invalid_type"),
         (speech(""), "input", "empty_string"),
         (speech(" \n\t"), "input", "empty_string"),
+        (speech("\0" * 4096), "input", "empty_string"),
+        (speech("\x1b\n\u200b"), "input", "empty_string"),
         (speech("a" * 4097), "input", "string_above_max_length"),
         (speech(instructions="a" * 4097), "instructions", "string_above_max_length"),
         (speech(stream_format="x"), "stream_format", "invalid_value"),

@@ -245,7 +245,7 @@ async def test_work_on_results_grows_no_faster_than_their_number() -> None:
     messages += [
         Message.model_construct(role="tool", tool_call_id=CountedId(i), content="x") for i in reversed(ids)
     ]
-    loaded = await load_messages(messages, MODEL, MediaLoader.from_config(ApiConfig()), lambda _: None)
+    loaded = await load_messages(messages, MODEL, MediaLoader(ApiConfig()), lambda _: None)
     assert len(loaded) == number + 1
     assert CountedId.num_compared <= 4 * number
 

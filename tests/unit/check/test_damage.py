@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from omni_server.check.files import explained, refuse_damaged_files
 from omni_server.cli.main import main
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
+from stages.demo_checkpoint.write import make_demo_checkpoint
 
+NESTED = "[" * 200_000
+NESTED_HEADER = struct.pack("<Q", len(NESTED)) + NESTED.encode()
 Damage = Callable[[Path], object]
 Header = dict[str, Any]
 
@@ -52,6 +56,19 @@ def with_header(path: Path, change: Callable[[Header], object]) -> None:
 def with_other_type(header: Header) -> None:
     entry = header["talker.codec_head.weight"]
     entry["dtype"] = {"F32": "I32", "BF16": "I16"}[entry["dtype"]]
+
+
+def without_offsets(header: Header) -> None:
+    header["talker.codec_head.weight"]["data_offsets"] = []
+
+
+def with_config(folder: Path, place: tuple[str, ...], value: object) -> None:
+    path = folder / "config.json"
+    config = inner = json.loads(path.read_text())
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(config))
 
 
 def with_index(folder: Path, file: str) -> None:
@@ -94,6 +111,18 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     "index that leads outside": (outside, "model.safetensors.index.json names files outside of its folder"),
     "index": (lambda folder: with_index(folder, 7), "are missing"),  # type: ignore[arg-type]
     "config.json": (lambda folder: cut(folder / "config.json", 0.5), "config.json: cannot be read as JSON"),
+    "nested config.json": (
+        lambda folder: (folder / "config.json").write_text(NESTED),
+        "config.json: cannot be read as JSON: RecursionError",
+    ),
+    "nested tokenizer": (
+        lambda folder: (folder / "tokenizer.json").write_text(NESTED),
+        "tokenizer.json: cannot be read as JSON: RecursionError",
+    ),
+    "values of another type": (
+        lambda folder: with_config(folder, ("talker_config", "embedding_size"), [1]),
+        "config.json describes no model that can be built",
+    ),
     "preprocessor": (
         lambda folder: cut(folder / "preprocessor_config.json", 0.5),
         "preprocessor_config.json: cannot be read as JSON",
@@ -110,7 +139,21 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
         lambda folder: (folder / "preprocessor_config.json").unlink(),
         "preprocessor_config.json",
     ),
+    "nested header": (
+        lambda folder: weights(folder).write_bytes(NESTED_HEADER),
+        "model.safetensors: has a header that cannot be read",
+    ),
+    "no offsets": (
+        lambda folder: with_header(weights(folder), without_offsets),
+        "model.safetensors: has a header that cannot be read",
+    ),
     "voices": (lambda folder: cut(folder / "spk_dict.pt", 0.1), "spk_dict.pt cannot be read as tensors"),
+    "voices of another type": (
+        lambda folder: torch.save(
+            {"Chelsie": dict.fromkeys(("bos_token", "cond", "ref_mel"), 1)}, folder / "spk_dict.pt"
+        ),
+        "spk_dict.pt: 'cond' of voice 'Chelsie' must have 2 dimensions",
+    ),
     "voices with code in them": (
         lambda folder: (folder / "spk_dict.pt").write_bytes(
             pickle.dumps({"Chelsie": Attack(folder / "trace")})
@@ -129,6 +172,7 @@ def test_damaged_file_ends_the_start_with_its_name(
 
     assert main(["serve", *words_for(folder)]) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "weights_only" not in last, "torch's advice to trust the file"
     assert last.startswith("omni-server: error: ")
     assert message in last
     assert str(folder) in last
@@ -142,7 +186,13 @@ def test_damaged_file_ends_the_start_with_its_name(
         "index that leads outside",
         "index",
         "another tokenizer",
+        "nested config.json",
+        "nested tokenizer",
+        "nested header",
+        "no offsets",
+        "values of another type",
         "voices with code in them",
+        "voices of another type",
     ],
 )
 def test_check_finds_it_as_well(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,6 +207,64 @@ def test_check_finds_it_as_well(name: str, folder: Path, capsys: pytest.CaptureF
 
 def words_for(folder: Path) -> list[str]:
     return [str(folder), "--stage-config", "qwen2_5_omni.demo-cpu", "--port", "0"]
+
+
+@pytest.fixture(scope="module")
+def whole_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pipeline") / "sd15"
+    return make_demo_checkpoint(folder, family="diffusers", pipeline="sd15")
+
+
+def with_component(folder: Path, name: str, value: object) -> None:
+    path = folder / "model_index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+
+
+PIPELINE_DAMAGE: dict[str, tuple[Damage, str]] = {
+    "a broken header": (
+        lambda folder: flip(next(folder.glob("unet/*.safetensors")), 40),
+        "unet/diffusion_pytorch_model.safetensors: has a header that cannot be read",
+    ),
+    "a nested index": (
+        lambda folder: (folder / "model_index.json").write_text(NESTED),
+        "model_index.json: cannot be read as JSON",
+    ),
+    "a nested config": (
+        lambda folder: (folder / "scheduler" / "scheduler_config.json").write_text(NESTED),
+        "scheduler/scheduler_config.json: cannot be read as JSON",
+    ),
+    "a nested tokenizer": (
+        lambda folder: (folder / "tokenizer" / "tokenizer.json").write_text(NESTED),
+        "tokenizer/tokenizer.json: cannot be read as JSON",
+    ),
+    "a function for a class": (
+        lambda folder: with_component(folder, "scheduler", ["transformers", "pipeline"]),
+        "model_index.json: scheduler is pipeline of transformers, which is no class",
+    ),
+    "a class that is not there": (
+        lambda folder: with_component(folder, "scheduler", ["diffusers", "NoScheduler"]),
+        "model_index.json: scheduler is NoScheduler of diffusers, which is no class",
+    ),
+    "a list for a library": (
+        lambda folder: with_component(folder, "scheduler", [["diffusers"], "PNDMScheduler"]),
+        "not a library and a class",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+@pytest.mark.parametrize("name", PIPELINE_DAMAGE)
+def test_damaged_file_of_a_pipeline_is_named(
+    command: str, name: str, whole_pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(whole_pipeline, tmp_path / "pipeline"))
+    damage, message = PIPELINE_DAMAGE[name]
+    damage(folder)
+
+    assert main([command, str(folder), "--stage-config", "diffusers.demo-cpu", "--port", "0"]) == 2
+    output = capsys.readouterr()
+    last = output.err.strip().splitlines()[-1] if command == "serve" else output.out + output.err
+    assert message in " ".join(last.split())
 
 
 def test_whole_files_are_not_refused(folder: Path, config: StageConfig) -> None:

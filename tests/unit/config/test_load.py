@@ -90,6 +90,18 @@ def test_an_unknown_key_is_named_with_its_path_and_the_likely_meaning(
             0,
             "stages.talker.max_num_seqs: must be greater than or equal to 1, not 0",
         ),
+        ("stages.talker.max_num_seqs", 10**22, "stages.talker.max_num_seqs: must fit into 32 bits"),
+        ("stages.talker.devices", [2**31], "stages.talker.devices: must fit into 32 bits"),
+        (
+            "stages.talker.default_sampling.max_tokens",
+            2**31,
+            "stages.talker.default_sampling.max_tokens: must fit into 32 bits",
+        ),
+        (
+            "stages.talker.default_sampling.seed",
+            -(2**63) - 1,
+            "stages.talker.default_sampling.seed: must fit into 64 bits",
+        ),
         (
             "stages.talker.devices",
             [0, "one"],

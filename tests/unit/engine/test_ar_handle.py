@@ -22,6 +22,7 @@ from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import EngineProcesses
+from omni_server.engine.grammar_check import GrammarCheck
 from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import (
     CorruptDataError,
@@ -76,7 +77,6 @@ class FakeEngine:
         self.gate = asyncio.Event()
         self.gate.set()
         self.requests: dict[str, SamplingParams] = {}
-        self.structured: list[str] = []
         self.fed: list[AddressedFeed] = []
         self.output_processor = SimpleNamespace(
             stage_metrics=ArStageMetrics(), row_ledger=None, request_states={}
@@ -93,12 +93,6 @@ class FakeEngine:
         await self.gate.wait()
         self.queue = RequestOutputCollector(RequestOutputKind.DELTA, f"{request_id}-internal")
         return self.queue
-
-    async def add_structured_request(
-        self, request_id: str, engine_input: object, params: SamplingParams, *, priority: int
-    ) -> RequestOutputCollector:
-        self.structured.append(request_id)
-        return await self.add_request(request_id, engine_input, params, priority=priority)
 
     fail = StageAsyncLLM.fail
 
@@ -285,15 +279,6 @@ async def test_what_the_stage_did_is_counted_once_for_each_request() -> None:
     assert handle.metrics.ended == {"abort": 1}
 
 
-async def test_only_grammars_take_the_longer_way() -> None:
-    engine = FakeEngine()
-    handle = handle_of(engine)
-    await handle.open("free", (1, 2), SamplingParams())
-    await handle.open("bound", (1, 2), SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
-    assert engine.requests.keys() == {"free", "bound"}
-    assert engine.structured == ["bound"]
-
-
 async def test_blocks_of_tokens_are_asked_for_only_where_they_are_wanted() -> None:
     engine = FakeEngine()
     await handle_of(engine).open("text", (1,), SamplingParams(extra_args={"other": b""}))
@@ -360,11 +345,29 @@ async def test_what_the_renderer_refuses_is_told_without_the_value() -> None:
     assert caught.value.message == "The prompt cannot be processed: At most 2 images may be provided."
 
 
-async def test_a_regular_expression_with_nul_is_the_callers_mistake() -> None:
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a\0"))
-    with pytest.raises(InvalidRequestError, match="NUL") as caught:
-        await handle_of(FakeEngine()).check(params, "structured_outputs")
-    assert caught.value.param == "structured_outputs"
+class Accepted(SamplingParams):
+    def verify(self, *_: object) -> None:
+        """Nothing to refuse."""
+
+    def update_from_tokenizer(self, tokenizer: object) -> None:
+        """Nothing to update."""
+
+
+async def test_a_grammar_is_replaced_by_what_came_of_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(_: GrammarCheck, wanted: StructuredOutputsParams) -> StructuredOutputsParams:
+        if wanted.regex == "endless":
+            raise InvalidRequestError("too much")
+        return StructuredOutputsParams(regex="checked")
+
+    monkeypatch.setattr(GrammarCheck, "check", check)
+    params = Accepted(structured_outputs=StructuredOutputsParams(regex="a"))
+    await handle_of(FakeEngine()).check(params)
+    assert params.structured_outputs == StructuredOutputsParams(regex="checked")
+    with pytest.raises(InvalidRequestError) as caught:
+        await handle_of(FakeEngine()).check(
+            Accepted(structured_outputs=StructuredOutputsParams(regex="endless")), "tools"
+        )
+    assert caught.value.param == "tools"
 
 
 async def test_a_refusal_is_one_line_without_control_characters() -> None:

@@ -1,12 +1,11 @@
 """A decoding process that says what no decoder says, as one would that a file has taken over."""
 
-import struct
 from pathlib import Path
 
 import pytest
 
 from omni_server.errors import InvalidRequestError
-from omni_server.media import audio
+from omni_server.media import audio, read_audio_track
 from omni_server.media.limits import MediaLimits
 
 
@@ -21,7 +20,7 @@ def test_sound_of_no_possible_kind_is_refused(
     program = tmp_path / "reader.py"
     program.write_text(
         "def read(file, output, arguments):\n"
-        f"    output.write({struct.pack('=II', rate, num_channels)!r} + bytes(64))\n"
+        f"    output.write({read_audio_track.HEADER.pack(rate, num_channels, 0)!r} + bytes(64))\n"
         "    return 0\n"
     )
     monkeypatch.setattr(audio, "_MODULE", program)

@@ -125,7 +125,7 @@ def test_huge_dimensions_are_refused_by_the_header(size: tuple[int, int]) -> Non
 def test_pixels_up_to_the_limit_are_taken() -> None:
     data = _file(_gradient())
     assert decode_image(data, MediaLimits(max_image_pixels=2_400)).pixels.shape == (40, 60, 3)
-    assert "60x40 pixels, more than the 2399 allowed" in _refusal(data, MediaLimits(max_image_pixels=2_399))
+    assert "more than the 2399 pixels allowed" in _refusal(data, MediaLimits(max_image_pixels=2_399))
 
 
 def test_extreme_aspect_ratios_are_refused() -> None:

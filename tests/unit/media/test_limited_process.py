@@ -1,17 +1,20 @@
 """What a process that reads a stranger's file may do, and what becomes of it."""
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from omni_server.errors import InvalidRequestError, OmniError
-from omni_server.media.limited_process import Cancellation, Reader, read_in_process
+from omni_server.media.limited_process import Cancellation, Reader, end_programs, read_in_process
 from omni_server.media.limited_program import DAMAGED
 
 MEBIBYTE = 1 << 20
@@ -22,7 +25,7 @@ def _reader(
     folder: Path, body: str, *, memory: int = 256, cpu_s: int = 60, timeout_s: float = 60.0
 ) -> Reader:
     """Whose `read` is `body`."""
-    module = folder / "reader.py"
+    module = folder / f"reader_{len(list(folder.iterdir()))}.py"  # a program loads its module once
     lines = "".join(f"    {line}\n" for line in body.splitlines())
     imports = "import os, socket, subprocess, sys, threading, time\n"
     module.write_text(f"{imports}def read(file, output, arguments):\n{lines}    return 0\n")
@@ -60,15 +63,34 @@ def _wait_until_gone(pid: int) -> None:
     raise AssertionError(f"process {pid} is still there")
 
 
-def _children() -> Iterator[int]:
-    for task in Path("/proc/self/task").iterdir():
-        yield from map(int, (task / "children").read_text().split())
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
-@pytest.fixture
-def others() -> set[int]:
-    """What other tests have started in this process."""
-    return set(_children())
+def _program() -> int:
+    """The process of the only program that runs."""
+    (program,) = (child for child in _children(os.getpid()) if b"limited_program" in _command_line(child))
+    return program
+
+
+def _command_line(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def _is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture(autouse=True)
+def programs() -> Iterator[None]:
+    """Those of other tests do not run during a test, nor its own afterwards."""
+    end_programs()
+    yield
+    end_programs()
+
+
+SAY_ID = "output.write(str(os.getpid()).encode()); output.flush()\n"
 
 
 def test_the_reader_has_the_file_and_its_arguments(tmp_path: Path) -> None:
@@ -130,41 +152,43 @@ def test_processor_time_has_a_limit_of_its_own(tmp_path: Path) -> None:
     assert _refusal(_reader(tmp_path, "while True: pass", cpu_s=1)) == "too slow"
 
 
-def test_a_reader_that_hangs_is_ended_at_the_deadline(tmp_path: Path, others: set[int]) -> None:
-    reader = _reader(
-        tmp_path, "output.write(str(os.getpid()).encode()); output.flush(); time.sleep(600)", timeout_s=1.0
-    )
+def test_a_reader_that_hangs_has_ended_when_the_caller_is_told(tmp_path: Path) -> None:
+    with read_in_process(
+        _reader(tmp_path, SAY_ID + "time.sleep(600)", timeout_s=1.0), b"", Cancellation()
+    ) as output:
+        chunks = output.chunks()
+        pid = int(next(chunks))
+        with pytest.raises(InvalidRequestError, match="too slow"):
+            next(chunks)
+    assert not _is_there(pid)
+
+
+def test_a_reader_that_closes_its_output_and_goes_on_is_ended_too(tmp_path: Path) -> None:
+    reader = _reader(tmp_path, SAY_ID + "os.close(1); time.sleep(600)", timeout_s=1.0)
     with read_in_process(reader, b"", Cancellation()) as output:
         chunks = output.chunks()
         pid = int(next(chunks))
         with pytest.raises(InvalidRequestError, match="too slow"):
             next(chunks)
-    _wait_until_gone(pid)
-    assert set(_children()) <= others
+    assert not _is_there(pid)
 
 
-def test_a_reader_that_closes_its_output_and_goes_on_is_ended_too(tmp_path: Path, others: set[int]) -> None:
-    assert _refusal(_reader(tmp_path, "os.close(1); time.sleep(600)", timeout_s=0.5)) == "too slow"
-    assert set(_children()) <= others
+def test_a_reader_is_ended_when_the_caller_has_enough(tmp_path: Path) -> None:
+    reader = _reader(tmp_path, SAY_ID + "while True: output.write(bytes(100))")
+    with read_in_process(reader, b"", Cancellation()) as output:
+        pid = int(output.read(8).rstrip(b"\0"))
+    assert not _is_there(pid)
 
 
-def test_a_reader_is_ended_when_the_caller_has_enough(tmp_path: Path, others: set[int]) -> None:
-    with read_in_process(
-        _reader(tmp_path, "while True: output.write(bytes(100))"), b"", Cancellation()
-    ) as output:
-        assert output.read(10) == bytes(10)
-    assert set(_children()) <= others
-
-
-def test_a_reader_is_ended_when_the_caller_leaves(tmp_path: Path, others: set[int]) -> None:
-    reader = _reader(tmp_path, "output.write(b'x'); output.flush(); time.sleep(600)")
+def test_a_reader_is_ended_when_the_caller_leaves(tmp_path: Path) -> None:
     cancellation = Cancellation()
-    with read_in_process(reader, b"", cancellation) as output:
-        output.read(1)
+    with read_in_process(_reader(tmp_path, SAY_ID + "time.sleep(600)"), b"", cancellation) as output:
+        chunks = output.chunks()
+        pid = int(next(chunks))
         threading.Timer(0.05, cancellation.cancel).start()
         with pytest.raises(OmniError, match="cancelled"):
-            output.read(1)
-    assert set(_children()) <= others
+            next(chunks)
+    assert not _is_there(pid)
 
 
 def test_nothing_is_started_for_a_caller_who_has_left(tmp_path: Path) -> None:
@@ -182,25 +206,100 @@ def test_a_caller_who_leaves_afterwards_does_no_harm(tmp_path: Path) -> None:
     cancellation.cancel()
 
 
+SERVER = """
+import sys
+from pathlib import Path
+from omni_server.media.limited_process import Cancellation, Reader, read_in_process
+from omni_server.errors import InvalidRequestError
+reader = Reader(Path(sys.argv[1]), [], "", 1 << 28, 60, 60.0, {}, InvalidRequestError("too slow"))
+with read_in_process(reader, b"", Cancellation()) as output:
+    for chunk in output.chunks(): print(chunk.decode(), flush=True)
+"""
+
+
 def test_a_reader_does_not_outlive_the_server(tmp_path: Path) -> None:
-    reader = _reader(tmp_path, "output.write(str(os.getpid()).encode()); output.flush(); time.sleep(600)")
-    program = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from omni_server.media.limited_process import Cancellation, Reader, read_in_process\n"
-        "from omni_server.errors import InvalidRequestError\n"
-        "too_slow = InvalidRequestError('too slow')\n"
-        "reader = Reader(Path(sys.argv[1]), [], '', 1 << 28, 60, 60.0, {}, too_slow)\n"
-        "with read_in_process(reader, b'', Cancellation()) as output:\n"
-        "    for chunk in output.chunks(): print(chunk.decode(), flush=True)\n"
-    )
-    server = subprocess.Popen([sys.executable, "-c", program, str(reader.module)], stdout=subprocess.PIPE)
-    with server:
+    module = _reader(tmp_path, SAY_ID + "time.sleep(600)").module
+    with subprocess.Popen([sys.executable, "-c", SERVER, str(module)], stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         pid = int(server.stdout.readline())
-        os.kill(pid, 0)
+        assert _is_there(pid)
         server.kill()
     _wait_until_gone(pid)
+
+
+def test_the_program_does_not_outlive_the_server(tmp_path: Path) -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER + "input()", str(_reader(tmp_path, SAY_ID).module)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    with server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        (program,) = _children(server.pid)
+        (waiting,) = _children(program)
+        server.kill()
+    _wait_until_gone(program)
+    _wait_until_gone(waiting)
+
+
+def test_each_file_has_a_process_of_its_own(tmp_path: Path) -> None:
+    body = "output.write(str((os.getpid(), hasattr(os, 'seen'))).encode()); os.seen = True"
+    reader = _reader(tmp_path, body)
+    first, second = _read(reader), _read(reader)
+    assert first != second
+    assert first.endswith(b"False)")
+    assert second.endswith(b"False)")
+
+
+def test_many_files_are_read_at_the_same_time(tmp_path: Path) -> None:
+    reader = _reader(tmp_path, "data = file.read(); time.sleep(0.2); output.write(data)")
+    files = [str(number).encode() for number in range(20)]
+    with ThreadPoolExecutor(len(files)) as threads:
+        assert list(threads.map(lambda data: _read(reader, data), files)) == files
+
+
+def test_a_process_has_no_descriptor_but_its_own(tmp_path: Path) -> None:
+    body = (
+        "for number in range(100_000):\n"
+        "    try: os.fstat(number); output.write(f'{number} '.encode())\n"
+        "    except OSError: pass"
+    )
+    with socket.socket() as listener:
+        os.set_inheritable(listener.fileno(), True)
+        reader = _reader(tmp_path, body)
+        with read_in_process(reader, b"", Cancellation()) as output:  # while another one runs
+            assert b"".join(output.chunks()) == b"0 1 2 "
+            assert _read(reader) == b"0 1 2 "
+
+
+def test_a_program_that_was_killed_is_started_again(tmp_path: Path) -> None:
+    reader = _reader(tmp_path, "output.write(b'x')")
+    assert _read(reader) == b"x"
+    program = _program()
+    (waiting,) = _children(program)
+    os.kill(program, signal.SIGKILL)
+    _wait_until_gone(waiting)
+    assert _read(reader) == b"x"
+    assert _program() != program
+
+
+def test_who_reads_while_the_program_is_killed_is_told(tmp_path: Path) -> None:
+    reader = _reader(tmp_path, SAY_ID + "time.sleep(600)")
+    with read_in_process(reader, b"", Cancellation()) as output:
+        chunks = output.chunks()
+        pid = int(next(chunks))
+        os.kill(_program(), signal.SIGKILL)
+        with pytest.raises(OmniError, match="could not read the medium"):
+            next(chunks)
+    _wait_until_gone(pid)
+
+
+def test_a_process_that_was_killed_while_it_waited_is_replaced(tmp_path: Path) -> None:
+    reader = _reader(tmp_path, "output.write(b'x')")
+    assert _read(reader) == b"x"
+    (waiting,) = _children(_program())
+    os.kill(waiting, signal.SIGKILL)
+    assert _read(reader) == b"x"
 
 
 @pytest.mark.parametrize(("status", "message"), [(DAMAGED, "damaged"), (REFUSED, "refused")])
@@ -209,13 +308,11 @@ def test_exit_statuses_mean_refusals(tmp_path: Path, status: int, message: str) 
     assert _refusal(_reader(tmp_path, f"output.write(bytes(100_000))\nreturn {status}")) == message
 
 
-@pytest.mark.parametrize("signal", ["SEGV", "ABRT", "KILL"])
+@pytest.mark.parametrize("name", ["SEGV", "ABRT", "KILL"])
 def test_a_reader_that_crashes_was_given_a_bad_file(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, signal: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    assert (
-        _refusal(_reader(tmp_path, f"import signal; os.kill(os.getpid(), signal.SIG{signal})")) == "damaged"
-    )
+    assert _refusal(_reader(tmp_path, f"import signal; os.kill(os.getpid(), signal.SIG{name})")) == "damaged"
     assert "was ended by signal" in caplog.text
 
 

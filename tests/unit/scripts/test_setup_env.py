@@ -136,6 +136,18 @@ def test_a_second_start_installs_nothing(checkout: Checkout) -> None:
     assert checkout.installed() == []
 
 
+def test_an_environment_of_another_python_is_made_again(checkout: Checkout) -> None:
+    checkout.run("--extra", "test")
+    checkout.installed()
+    python = checkout.folder / "fake-python"
+    python.write_text(FAKE_PYTHON.replace("*) exec", "--version) echo 'Python 3.12.99' ;;\n    *) exec"))
+
+    finished = checkout.run("--extra", "test")
+    assert "making .venv with Python 3.12.99" in finished.stderr
+    assert checkout.installed() == ["torch==2.13.0+cpu", "--editable .[cpu,test]"]
+    assert checkout.run("--extra", "test").stderr == ""
+
+
 def test_a_new_extra_is_added_to_those_that_are_there(checkout: Checkout) -> None:
     checkout.run("--extra", "test")
     checkout.run("--extra", "dev")

@@ -1,5 +1,6 @@
 """Requests whose grammar fails them, in vLLM's own scheduler."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -16,8 +17,7 @@ from vllm.v1.structured_output.backend_types import (
 )
 
 from omni_server.protocol.vllm_fields import GRAMMAR_TOO_SLOW
-from stages.runtime.grammar_limits import GrammarCompilers, GrammarRefusedError
-from stages.runtime.stage_scheduler import AsyncStageScheduler, StageScheduler
+from stages.runtime.stage_scheduler import COMPILE_NICENESS, AsyncStageScheduler, StageScheduler
 from tests.unit.stages.grammars import ScriptedGrammar
 from tests.unit.stages.scheduling import (
     AnyScheduler,
@@ -100,46 +100,17 @@ def test_a_grammar_that_refuses_a_token_is_not_called_slow(tmp_path: Path) -> No
     assert ended.stop_reason is None
 
 
-@pytest.mark.parametrize("scheduler_class", [StageScheduler, AsyncStageScheduler])
-def test_a_grammar_that_is_not_compiled_in_time_ends_its_request_with_the_reason(
-    tmp_path: Path, scheduler_class: type[StageScheduler] | type[AsyncStageScheduler]
-) -> None:
-    scheduler = make_scheduler(tmp_path, scheduler_class=scheduler_class)
-    release = threading.Event()
-    compilers = GrammarCompilers(num_threads=1, limit_s=0.01)
-    compiled = compilers.submit(release.wait, 30)
-    waiting = Request(
-        "slow",
-        list(range(PROMPT)),
-        SamplingParams(max_tokens=50, structured_outputs=StructuredOutputsParams(regex="a*")),
-        None,
-    )
-    assert waiting.structured_output_request is not None
-    waiting.structured_output_request.grammar = compiled
-    scheduler.structured_output_manager.backend = MaskMaker()
-    scheduler.add_request(waiting)
-    scheduler.add_request(request("free", PROMPT, None))
-    try:
-        assert isinstance(compiled.exception(30), GrammarRefusedError)
-        outputs = structured_step(Worker(scheduler))
-    finally:
-        release.set()
-    assert outputs["slow"].finish_reason == FinishReason.ERROR
-    assert outputs["slow"].stop_reason == GRAMMAR_TOO_SLOW
-    assert outputs["free"].finish_reason is None
-    assert outputs["free"].stop_reason is None
+def test_threads_that_compile_have_a_low_priority(tmp_path: Path) -> None:
+    def priorities() -> list[int]:
+        found = [os.getpriority(os.PRIO_PROCESS, threading.get_native_id())]
+        inner = threading.Thread(
+            target=lambda: found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        )
+        inner.start()
+        inner.join()
+        return found
 
-
-def test_a_stage_compiles_grammars_within_limits_and_does_not_wait_for_them_at_its_end(
-    tmp_path: Path,
-) -> None:
-    manager = make_scheduler(tmp_path).structured_output_manager
-    assert isinstance(manager.executor, GrammarCompilers)
-    release = threading.Event()
-    compiling = manager.executor.submit(release.wait, 30)
-    try:
-        manager.vllm_config.model_config.skip_tokenizer_init = False  # or vLLM would expect no executor
-        manager.clear_backend()
-        assert not compiling.done()
-    finally:
-        release.set()
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    with make_scheduler(tmp_path).structured_output_manager.executor as executor:
+        assert executor.submit(priorities).result(30) == [min(before + COMPILE_NICENESS, 19)] * 2
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before

@@ -9,7 +9,7 @@ import xgrammar
 from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar
 
 from omni_server.protocol.vllm_fields import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO_SLOW, GRAMMARS_BUSY
-from stages.runtime.grammar_limits import GrammarWatch
+from stages.runtime.grammar_watch import GrammarWatch
 from tests.unit.stages.grammars import ScriptedGrammar
 
 FOR_EVER_S = 1000.0

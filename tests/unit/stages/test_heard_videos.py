@@ -1,12 +1,14 @@
-"""Videos, with and without audio tracks: prepared, encoded and positioned for vLLM as by the checkpoints' own
-code."""
+"""Audio, and videos with and without audio tracks: prepared, encoded and positioned for vLLM as by the checkpoints'
+own code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import soxr
 import torch
 from PIL import Image
 from torch import nn
@@ -23,6 +25,7 @@ from vllm.multimodal.processing import BaseMultiModalProcessor
 from omni_server.family import AUDIO_TRACK, SAMPLED_FPS
 from omni_server.types import AudioPart, ChatMessage, ContentPart, TextPart, VideoPart
 from stages import qwen2_5_omni, qwen3_omni
+from stages.audio_in_video import FEATURES
 from stages.chat_prompts import PromptRenderer
 from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.forced_reference import hears_videos, processed
@@ -125,6 +128,20 @@ def thinker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Thinker(
         folder, AutoProcessor.from_pretrained(folder), ours, model_class(config), reference.thinker
     )
+
+
+@pytest.mark.parametrize("rate", [8_000, 24_000, 44_100])
+def test_audio_of_other_rates_is_resampled_as_qwens_utilities_do(thinker: Thinker, rate: int) -> None:
+    """They load it with librosa, whose default is soxr's HQ filter."""
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 2 * rate).astype(np.float32)
+    frames = sliding_tiles(4, 56, 84)
+    given, resampled = (
+        thinker.processed((audio, heard(frames, audio)))["mm_kwargs"]
+        for audio in (AudioPart(noise, rate), AudioPart(soxr.resample(noise, rate, 16_000), 16_000))
+    )
+    for modality, features in (("audio", "input_audio_features"), ("video", FEATURES)):
+        expected = resampled[modality][0][features].data
+        torch.testing.assert_close(given[modality][0][features].data, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("fps", [2.0, 1.9, 1.998, 0.4, 3.7])

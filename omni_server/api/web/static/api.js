@@ -29,7 +29,7 @@ export const apiKey = {
 /**
  * What is served: `{id, answers, voices: [{id, name}], inputs, images, about}`; `answers` is false for a model
  * that only makes images, `voices` is empty for one that cannot speak, `images` are those of the API, and
- * `about` is `{notice, example_prompts}`; both may be null.
+ * `about` is `{notice, example_prompts, understands_speech}`; both may be null.
  */
 export async function describeModel() {
   const { data } = await (await request("v1/models")).json();

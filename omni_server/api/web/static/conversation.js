@@ -21,6 +21,8 @@ const STATES = {
   speaking: ["Speaking", "Speak to interrupt."],
   stopped: ["Stopped", "The microphone is off."],
 };
+const NOT_UNDERSTOOD =
+  "This model does not understand speech: it cannot answer what you say. Ask it in the chat.";
 const SCROLL_MARGIN_PX = 80;
 
 /** The conversation that goes on; null if there is none. */
@@ -151,7 +153,10 @@ settings.watch(({ writesDown }) => {
   element("writes-down").checked = writesDown;
   if (live) live.configure(session(served.model));
 });
-served.watch(() => (element("talk-toggle").disabled = served.model === null));
+served.watch(() => {
+  element("talk-toggle").disabled = served.model === null;
+  if (served.model?.about?.understands_speech === false) show("talk-problem", NOT_UNDERSTOOD);
+});
 // Nobody should be heard by a tab that is not seen.
 watchTabs((name) => {
   if (name !== "conversation") stop();

@@ -109,5 +109,7 @@ element("transcribe-record").addEventListener("click", () =>
 element("transcribe-stop").addEventListener("click", () => abort.abort());
 copyButton(element("transcript-copy"), () => element("transcript").textContent);
 served.watch(() => {
-  for (const id of ["transcribe-choose", "transcribe-record"]) element(id).disabled = !served.isReady;
+  const isDeaf = served.model?.about?.understands_speech === false;
+  for (const id of ["transcribe-choose", "transcribe-record"]) element(id).disabled = isDeaf || !served.isReady;
+  if (isDeaf) show("transcribe-problem", "This model does not understand speech: it cannot transcribe.");
 });

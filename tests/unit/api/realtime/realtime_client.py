@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from omni_server.api.config import ApiConfig
 from omni_server.api.errors import install_error_handlers
+from omni_server.api.media_loader import MediaLoader
 from omni_server.api.realtime.router import realtime_router
 from omni_server.api.realtime.vad import SpeechModel
 from omni_server.api.state import ServerState
@@ -59,7 +60,8 @@ def realtime_app(
     """The route alone, with another detector of speech than the real one."""
     app = FastAPI()
     install_error_handlers(app)
-    app.include_router(realtime_router(state, config if config is not None else ApiConfig(), model))
+    config = config if config is not None else ApiConfig()
+    app.include_router(realtime_router(state, config, MediaLoader(config), model))
     return app
 
 

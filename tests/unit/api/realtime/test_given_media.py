@@ -8,6 +8,7 @@ from PIL import Image
 
 from omni_server.api import media_loader
 from omni_server.media.image import decode_image
+from omni_server.media.limited_process import Cancellation
 from omni_server.media.limits import MediaLimits
 from omni_server.types import ImagePart
 from tests.unit.api.clients import data_url
@@ -34,8 +35,8 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[ImagePart]:
     """The pictures that have been decoded."""
     found: list[ImagePart] = []
 
-    def noted(data: bytes, limits: MediaLimits) -> ImagePart:
-        found.append(decode_image(data, limits))
+    def noted(data: bytes, limits: MediaLimits, stop: Cancellation) -> ImagePart:
+        found.append(decode_image(data, limits, stop))
         return found[-1]
 
     monkeypatch.setattr(media_loader, "decode_image", noted)

@@ -12,7 +12,7 @@ async def test_card_says_what_the_checkpoint_says_of_itself() -> None:
     async with http_client(app_of(generator)) as client:
         card = (await client.get("/v1/models/omni")).json()
         listed = (await client.get("/v1/models")).json()["data"]
-    about = {"notice": "A demo.", "example_prompts": ["What are you?"]}
+    about = {"notice": "A demo.", "example_prompts": ["What are you?"], "understands_speech": True}
     assert card["about"] == about
     assert [model["about"] for model in listed] == [about, about]
 

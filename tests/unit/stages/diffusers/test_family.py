@@ -158,7 +158,17 @@ def test_what_the_model_cannot_do_is_refused_with_the_field(
         ("os", "os is no pipeline of diffusers 0.42.1"),
         ("WanPipeline", "WanPipeline makes videos; only pipelines that make an image"),
         ("StableAudioPipeline", "StableAudioPipeline has no parameter height"),
-        ("StableDiffusionInpaintPipeline", "needs a mask with each image"),
+        ("StableDiffusionInpaintPipeline", "needs a mask with each prompt"),
+        ("WanVideoToVideoPipeline", "makes videos"),
+        ("FluxControlPipeline", "FluxControlPipeline needs a control image with each prompt"),
+        ("FluxControlImg2ImgPipeline", "needs a control image"),
+        ("FluxControlNetPipeline", "needs a control image"),
+        ("StableDiffusionControlNetPipeline", "needs a control image"),
+        ("StableDiffusionXLControlNetUnionPipeline", "needs a control image"),
+        ("StableDiffusion3ControlNetPipeline", "needs a control image"),
+        ("QwenImageControlNetPipeline", "needs a control image"),
+        ("StableDiffusionXLAdapterPipeline", "needs a control image"),
+        ("KandinskyPipeline", "needs image_embeds with each prompt"),
     ],
 )
 def test_what_makes_no_images_from_prompts_is_refused(

@@ -5,9 +5,11 @@ import threading
 import weakref
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
+from omni_server.protocol.images import Pixels
 from stages.diffusers.stepped_pipeline import SteppedPipeline
 from tests.unit.stages.diffusers.tiny import Tiny, difference
 
@@ -99,6 +101,26 @@ def test_a_request_that_the_pipeline_refuses_fails_alone(tiny: GetTiny) -> None:
     bad, good = model.run([(0, model.job(0, num_steps=0)), (0, model.job(1))])
     assert isinstance(bad.error, Exception)
     assert difference(good, model.own_image(model.job(1))) <= JOINED
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")
+def test_a_schedule_that_divides_by_zero_is_refused_before_the_denoiser(tiny: GetTiny) -> None:
+    model = tiny("qwen-image")
+    bad, good = model.run([(0, model.job(0, num_steps=1)), (0, model.job(1))])
+    assert isinstance(bad.error, ValueError)
+    assert str(bad.error) == "FlowMatchEulerDiscreteScheduler has no schedule of 1 steps"
+    assert not bad.has_called_denoiser
+    assert difference(good, model.own_image(model.job(1))) <= JOINED
+
+
+def test_an_image_to_edit_that_the_processor_finds_too_long_is_refused_before_the_denoiser(
+    tiny: GetTiny,
+) -> None:
+    model = tiny("qwen-image-edit")
+    (run,) = model.run([(0, model.job(0, images=(Pixels.of(np.zeros((3000, 16, 3), np.uint8)),)))])
+    assert isinstance(run.error, ValueError)
+    assert "aspect ratio" in str(run.error)
+    assert not run.has_called_denoiser
 
 
 def test_a_request_that_fails_in_the_denoiser_fails_alone(

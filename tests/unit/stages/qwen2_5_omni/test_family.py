@@ -461,7 +461,6 @@ def test_the_task_to_read_aloud_holds_the_text_and_the_manner(model: Qwen25OmniM
     [
         ({}, "You are a speech recognition model.", ["Transcribe the audio"]),
         ({"language": "de"}, "You are a speech recognition model.", ["Transcribe the German audio"]),
-        ({"language": "qq"}, "You are a speech recognition model.", ["Transcribe the qq audio"]),
         ({"hint": "Zyntrix"}, "You are a speech recognition model.", ["Transcribe the audio", "Zyntrix"]),
         ({"to_english": True}, "You are a speech translation model.", ["translation in English"]),
     ],

@@ -11,7 +11,7 @@ import pytest
 from omni_server.check.default_config import resolve_deployment
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stages import ArStage
-from omni_server.errors import ConfigError
+from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.types import (
     AudioPart,
     ChatMessage,
@@ -286,6 +286,13 @@ def test_transcription_is_asked_for_in_the_authors_words(model: Qwen3OmniModel) 
         SOUND,
         TextPart("Listen to the provided German speech and produce a translation in English text."),
     )
+
+
+@pytest.mark.parametrize("code", ["xx", "eng", "en-GB, and sing"])
+def test_a_language_that_is_not_known_is_refused(model: Qwen3OmniModel, code: str) -> None:
+    with pytest.raises(InvalidRequestError, match=f"Unknown language '{code}'; known are af, am") as error:
+        model.task_messages(Transcribe(SOUND, language=code, hint=None, to_english=False))
+    assert error.value.param == "language"
 
 
 def test_reading_aloud_asks_for_the_text_alone(model: Qwen3OmniModel) -> None:

@@ -108,20 +108,20 @@ def test_a_talker_without_speakers_is_refused(tmp_path: Path, value: object) -> 
         read_special_ids(checkpoint(tmp_path, talker_config__speaker_id=value))
 
 
-@pytest.mark.parametrize("text", ["", "no json"])
+@pytest.mark.parametrize("text", ["", "no json", "[" * 200_000])
 def test_a_file_that_is_no_json_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"cannot read .*config\.json"):
+    with pytest.raises(ConfigError, match=r"config\.json: cannot be read as JSON"):
         read_special_ids(tmp_path)
 
 
 def test_a_folder_without_a_config_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read .*config\.json"):
+    with pytest.raises(ConfigError, match=r"config\.json: cannot be read as JSON"):
         read_special_ids(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '{"thinker_config": 5}'])
 def test_json_of_another_shape_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match="is missing"):
+    with pytest.raises(ConfigError, match=r"is missing|must hold a JSON object"):
         read_special_ids(tmp_path)

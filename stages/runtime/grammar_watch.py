@@ -1,19 +1,14 @@
-"""Time limits on compiling and using the grammars of structured outputs.
-
-A short grammar can take minutes to compile: xgrammar tries every way to read each token of the vocabulary,
-and repetitions such as `([^"]{1,5000}){1,5000}` multiply these ways. It uses many threads, so compilations
-run at a low operating-system priority (`GrammarCompilers`).
+"""Time limits on following the grammars of structured outputs.
 
 A compiled grammar can take minutes for one token: xgrammar follows all ways to read a text simultaneously,
 and with nested repetitions their number grows with each character. The engine's loop advances the grammars
-and builds their masks one request after another, and all requests wait for that (`GrammarWatch`).
+and builds their masks one request after another, and all requests wait for that.
 
-Neither call can be interrupted, but neither holds the interpreter lock. So each runs in a thread that can be
+A call cannot be interrupted, but does not hold the interpreter lock. So each runs in a thread that can be
 abandoned.
 """
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -29,11 +24,6 @@ from omni_server.protocol.vllm_fields import GRAMMAR_ALLOWS_NOTHING, GRAMMAR_TOO
 
 logger = logging.getLogger(__name__)
 
-COMPILE_LIMIT_S = 5.0
-"""Per compilation. Same as vLLM's for regular expressions."""
-COMPILE_NICENESS = 10
-"""Gives a tenth of the engine's share of a contended core. With much less, a thread that holds the
-interpreter lock would keep the engine waiting."""
 CALL_LIMIT_S = 0.1
 """CPU time of one call. With a vocabulary of 40 000 tokens, masks of harmless patterns took
 0.1 to 3 ms."""
@@ -178,72 +168,3 @@ class WatchedGrammar(StructuredOutputGrammar):
             self.refusal = GRAMMAR_TOO_SLOW
             return otherwise
         return made[0].result()
-
-
-class GrammarRefusedError(Exception):
-    """A request's grammar was not compiled. `refusal` is a constant of
-    `omni_server.protocol.vllm_fields`."""
-
-    def __init__(self, refusal: str) -> None:
-        super().__init__(refusal)
-        self.refusal = refusal
-
-
-class GrammarCompilers:
-    """Replaces the executor of vLLM's `StructuredOutputManager`."""
-
-    def __init__(
-        self,
-        *,
-        num_threads: int | None = None,
-        limit_s: float = COMPILE_LIMIT_S,
-        max_left_behind: int = MAX_LEFT_BEHIND,
-    ) -> None:
-        """`num_threads`: number of concurrent compilations. By default half the number of cores, as in
-        vLLM."""
-        self._num_threads = (
-            num_threads if num_threads is not None else max(1, ((os.cpu_count() or 1) + 1) // 2)
-        )
-        self._limit_s = limit_s
-        self._max_left_behind = max_left_behind
-        self._jobs: SimpleQueue[_Job] = SimpleQueue()
-        self._num_started = 0
-        self._lock = threading.Lock()
-        self._left_behind: list[_Worker] = []
-
-    def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Resolves to the outcome of `function(*args)` or `GrammarRefusedError`."""
-        future: Future[Any] = Future()
-        self._jobs.put((future, lambda: function(*args)))
-        if self._num_started < self._num_threads:
-            self._num_started += 1
-            threading.Thread(target=self._work, name="grammar compilers", daemon=True).start()
-        return future
-
-    def shutdown(self, *, wait: bool = True, cancel_futures: bool = False) -> None:
-        """Called by vLLM when the engine ends. Does nothing, because the threads are daemons."""
-
-    def _work(self) -> None:
-        os.nice(COMPILE_NICENESS)  # on Linux: for this thread and those that it starts
-        while True:
-            future, function = self._jobs.get()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(self._compile(function))
-            except Exception as error:  # noqa: BLE001 - for the future
-                future.set_exception(error)
-
-    def _compile(self, function: Callable[[], Any]) -> Any:
-        with self._lock:
-            self._left_behind = [worker for worker in self._left_behind if worker.is_alive]
-            if len(self._left_behind) >= self._max_left_behind:
-                raise GrammarRefusedError(GRAMMARS_BUSY)
-        worker = _Worker("grammar compiler")
-        call = worker.start(function)
-        worker.end()
-        if _is_done(call, self._limit_s):
-            return call.result()
-        with self._lock:
-            self._left_behind.append(worker)
-        raise GrammarRefusedError(GRAMMAR_TOO_SLOW)
