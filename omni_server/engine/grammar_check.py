@@ -26,6 +26,7 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.utils.system_utils import set_process_title
 from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
+from xgrammar import GrammarCompiler, TokenizerInfo
 
 from omni_server.engine.fork_server import KILL_TIMEOUT_S, start_process
 from omni_server.errors import InvalidRequestError
@@ -44,7 +45,6 @@ TIMEOUT_S = 120.0
 """Also for the start of the program, and for a process that shares its core with engines."""
 QUEUE_TIMEOUT_S = 30.0
 MAX_MEMORY_BYTES = 2 << 30
-"""Address space: the stacks and heaps of xgrammar's threads reserve a quarter."""
 _NUM_REMEMBERED = 128
 """Grammars that are not checked again. Clients send the same tools and schemas with each request."""
 _EXAMPLES = (
@@ -54,6 +54,8 @@ _EXAMPLES = (
     StructuredOutputsParams(json='{"type": "object"}'),
 )
 """Checked before processes are forked, which cannot open what vLLM imports when it is first needed."""
+_OUT_OF_MEMORY = "std::bad_alloc"
+"""xgrammar's words, in errors of its own and of vLLM."""
 _SIZE = struct.Struct("=I")
 _MAX_ANSWER_BYTES = 16 << 20
 
@@ -145,18 +147,27 @@ def _serve(config: VllmConfig, control: socket.socket) -> None:
     os.nice(NICENESS)
     logging.disable()  # vLLM's log is standard output, which belongs to the answer
     tokenizer = cached_tokenizer_from_config(config.model_config)
-    backend = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=config.model_config.get_vocab_size())
+    num_tokens = config.model_config.get_vocab_size()
+    backend = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=num_tokens)
+    # With vLLM's eight threads, xgrammar waits forever if there is no memory for the next one.
+    tokens = TokenizerInfo.from_huggingface(tokenizer, vocab_size=num_tokens)
+    backend.compiler = GrammarCompiler(tokens, max_threads=1)
 
     def check(wanted: StructuredOutputsParams) -> _Answer:
         params = SamplingParams(structured_outputs=wanted)
         try:
             params.verify(config.model_config, None, config.structured_outputs_config, tokenizer)
-        except VLLMClientError as error:
-            parameter = error.parameter if isinstance(error, VLLMValidationError) else None
+            grammar = backend.compile_grammar(*get_structured_output_key(wanted))
+            grammar.fill_bitmask(backend.allocate_token_bitmask(1), 0)
+        except (VLLMClientError, RuntimeError) as error:
             message = str(error.args[0] if error.args else error)
-            return _Answer(None, message, str(error.__cause__ or ""), parameter)
-        grammar = backend.compile_grammar(*get_structured_output_key(wanted))
-        grammar.fill_bitmask(backend.allocate_token_bitmask(1), 0)
+            cause = str(error.__cause__ or "")
+            if _OUT_OF_MEMORY in message + cause:
+                raise MemoryError from error
+            if not isinstance(error, VLLMClientError):
+                raise
+            parameter = error.parameter if isinstance(error, VLLMValidationError) else None
+            return _Answer(None, message, cause, parameter)
         return _Answer(wanted)
 
     def read(file: BinaryIO, output: BinaryIO, _: Sequence[str]) -> int:
