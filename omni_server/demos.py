@@ -13,7 +13,7 @@ from typing import Protocol
 
 from omni_server.errors import ConfigError
 
-_MAKER = "stages.demo_checkpoint"
+_MAKER = "tests.checkpoints"
 """The package and program that makes checkpoints; loaded by name, as model families are."""
 _REFUSED = "make_demo_checkpoint: "
 """What it writes before its reason for refusing."""

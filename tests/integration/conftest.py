@@ -12,7 +12,7 @@ import httpx2
 import openai
 import pytest
 
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.qwen3_parity import VIDEOS, qwen3_config
 from tests.integration.server_process import ServerProcess

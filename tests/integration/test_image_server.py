@@ -21,7 +21,7 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.server_process import MODEL, ROOT, ServerProcess, wait_until
 from tests.unit.api.clients import data_url, error_of, media
 from tests.unit.api.sse_validator import read_image_stream

@@ -19,8 +19,8 @@ from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError, StageDeadError
 from omni_server.media.limits import MediaLimits
-from stages.demo_checkpoint.qwen2_5_omni.genuine import genuine_model_config
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.qwen2_5_omni.genuine import genuine_model_config
+from tests.checkpoints.write import make_demo_checkpoint
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from transformers import (
 from omni_server.errors import ConfigError
 from omni_server.model_folder import read_about, resolve_model_folder
 from omni_server.types import AboutModel
-from stages.demo_checkpoint.qwen2_5_omni.genuine import GENUINE_SIZES
-from stages.demo_checkpoint.qwen2_5_omni.sizes import SIZES
-from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen2_5_omni import FAMILY
+from tests.checkpoints.qwen2_5_omni.genuine import GENUINE_SIZES
+from tests.checkpoints.qwen2_5_omni.sizes import SIZES
+from tests.checkpoints.write import make_demo_checkpoint
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_demo_checkpoint"
 

@@ -11,8 +11,8 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoProcessor, AutoTokenizer, Qwen3OmniMoeForConditionalGeneration
 
 from omni_server.errors import ConfigError
-from stages.demo_checkpoint.qwen3_omni.sizes import SIZES
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.qwen3_omni.sizes import SIZES
+from tests.checkpoints.write import make_demo_checkpoint
 
 FAMILY = "qwen3_omni"
 
