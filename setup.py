@@ -14,8 +14,6 @@ setup(
         "omni_server.configs": ["*.yaml"],
         "omni_server.api.web": ["static/*", "docs/*"],
         "omni_server.engine": ["empty_generation_config/*.json"],
-        "stages.demo_checkpoint.qwen2_5_omni": ["*.json"],
-        "stages.demo_checkpoint.qwen3_omni": ["*.json"],
         "stages.qwen2_5_omni": ["speaking_demo/*"],
     },
 )

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.toy_families.toy import make_checkpoint
 
 CHAT_TEMPLATE = (

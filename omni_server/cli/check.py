@@ -6,7 +6,7 @@ import sys
 from functools import partial
 
 from omni_server.api.config import ApiConfig
-from omni_server.cli.model_flags import add_model_flags, model_or_demo, refuse_two_models
+from omni_server.cli.model_flags import add_model_flags, refuse_two_models, speaking_demo
 from omni_server.cli.placement_flags import add_placement_flags, add_quantization_flag, refuse_contradictions
 from omni_server.command_line import options_of, port
 from omni_server.config.load import find_stage_config
@@ -59,7 +59,7 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     refuse_contradictions(options.stage_config, options.quantization)
     path = None if options.stage_config is None else find_stage_config(options.stage_config)
     on_progress = partial(print, file=sys.stderr)
-    model = model_or_demo(options.model, options.demo, on_progress)
+    model = options.model or str(speaking_demo())
     report = check(options_of(CheckOptions, options, model=model, stage_config=path), on_progress)
     print(as_json(report) if options.json else as_text(report))
     return EXIT_CODES[report.fits]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_server.check.default_config import resolve_deployment
-from omni_server.cli.model_flags import model_or_demo
+from omni_server.cli.model_flags import speaking_demo
 from omni_server.cli.placement_flags import refuse_contradictions
 from omni_server.cli.serve_flags import ServeOptions
 from omni_server.config.stage_config import StageConfig
@@ -29,7 +29,7 @@ def prepare(
     """
     refuse_contradictions(options.stage_config, options.quantization)
     model_dir, config = resolve_deployment(
-        model_or_demo(options.model, options.demo, on_progress),
+        options.model or str(speaking_demo()),
         stage_config or options.stage_config,
         use_cpu=options.use_cpu,
         quantization=options.quantization,

@@ -67,7 +67,7 @@ def serve(options: ServeOptions) -> int:
     on_progress: Callable[[str], None] = (
         partial(logger.info, "%s") if options.log_format == "json" else progress_printer(out)
     )
-    on_progress(f"omni-server {VERSION} starts with {options.model or f'the demo model {options.demo}'}")
+    on_progress(f"omni-server {VERSION} starts with {options.model or 'the demo model'}")
     # Imports that take seconds come after the first line.
     from omni_server.api.access import ApiKeys, is_loopback
     from omni_server.api.listener import check_address

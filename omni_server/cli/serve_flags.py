@@ -11,10 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from omni_server.api.config import ApiConfig, CorsRules, TlsFiles
 from omni_server.check.placement import Quantization
-from omni_server.cli.model_flags import add_model_flags, refuse_two_models
+from omni_server.cli.model_flags import SPEAKING_DEMO, add_model_flags, refuse_two_models
 from omni_server.cli.placement_flags import add_placement_flags, add_quantization_flag
 from omni_server.command_line import count, options_of, port, positive_count, seconds, seconds_or_zero, size
-from omni_server.demos import DEFAULT_DEMO, DEMOS
 from omni_server.errors import ConfigError
 from omni_server.log_format import LOG_FORMATS, LogFormat
 from omni_server.media.limits import MediaLimits
@@ -110,9 +109,7 @@ class ServeOptions:
     """The parsed and checked command line."""
 
     model: str | None
-    """None serves `demo`."""
-    demo: str
-    """A key of `DEMOS`."""
+    """None serves the demo model."""
     stage_config: str | None
     use_cpu: bool
     quantization: Quantization | None
@@ -168,12 +165,10 @@ def serve_options(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     if options.model is None:
         options.model = options.model_flag
     refuse_two_models(parser, options)
-    demo = options.demo or DEFAULT_DEMO
     return options_of(
         ServeOptions,
         options,
-        demo=demo,
-        served_model_names=tuple(options.served_model_name or (options.model or DEMOS[demo].served_name,)),
+        served_model_names=tuple(options.served_model_name or (options.model or SPEAKING_DEMO,)),
         log_level=options.server_log_level,
         api=_api_config(options),
     )
@@ -191,7 +186,7 @@ def _add_model_flags(group: "argparse._ArgumentGroup") -> None:
         metavar="NAME",
         nargs="+",
         help="names that requests may use as `model`; responses report the first (default: MODEL, or "
-        f"{' and '.join(demo.served_name for demo in DEMOS.values())} for the demo models)",
+        f"{SPEAKING_DEMO} for the demo model)",
     )
     group.add_argument(
         "--load-format",

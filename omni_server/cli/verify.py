@@ -6,7 +6,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from omni_server.cli.model_flags import add_model_flags, model_or_demo, refuse_two_models
+from omni_server.cli.model_flags import add_model_flags, refuse_two_models, speaking_demo
 from omni_server.cli.placement_flags import add_placement_flags
 from omni_server.cli.process import complain, progress_printer
 from omni_server.command_line import options_of, seconds
@@ -60,7 +60,7 @@ def _verify(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
     from omni_server.verify.run import VerifyOptions, verify
 
     on_progress = progress_printer(partial(print, file=sys.stderr, flush=True))
-    options.model = model_or_demo(options.model, options.demo, on_progress)
+    options.model = options.model or str(speaking_demo())
     file = ReportFile(options.report, options.model)
     # SIGTERM ends the engines, too.
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))

@@ -16,7 +16,7 @@ from scripts.speaking_demo import codes, dit, talker, thinker, vocabulary
 from scripts.speaking_demo.rows import WIDTH
 from scripts.speaking_demo.tokenizer import plain_vocabulary
 from scripts.speaking_demo.voice import SPEAKERS
-from stages.demo_checkpoint.qwen2_5_omni.config import (
+from tests.checkpoints.qwen2_5_omni.config import (
     CODEC_END,
     CODEC_PAD,
     CODEC_START,
@@ -24,7 +24,7 @@ from stages.demo_checkpoint.qwen2_5_omni.config import (
     demo_model_config,
     write_configs,
 )
-from stages.demo_checkpoint.qwen2_5_omni.sizes import (
+from tests.checkpoints.qwen2_5_omni.sizes import (
     AudioSize,
     DemoSize,
     DiTSize,
@@ -32,8 +32,8 @@ from stages.demo_checkpoint.qwen2_5_omni.sizes import (
     VisionSize,
     VocoderSize,
 )
-from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds, write_word_tokenizer
-from stages.demo_checkpoint.qwen2_5_omni.weights import fill
+from tests.checkpoints.qwen2_5_omni.tokens import TokenIds, write_word_tokenizer
+from tests.checkpoints.qwen2_5_omni.weights import fill
 
 NAME = "speaking-demo"
 _MROPE = (8, 12, 12)

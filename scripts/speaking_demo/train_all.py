@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from scripts.speaking_demo import checkpoint, codes, snake, training, vocabulary
 from scripts.speaking_demo.training import Report, Schedule
-from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
+from tests.checkpoints.qwen2_5_omni.tokens import TokenIds
 
 PARTS = ("talker", "vocoder", "dit", "thinker")
 """The longest first: on a CPU two run at a time."""

@@ -7,8 +7,8 @@ import httpx2
 import pytest
 from PIL import Image
 
-from stages.demo_checkpoint.write import make_demo_checkpoint
 from tests.browser.browser import MEDIA, Browser, WebPage
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.server_process import MODEL, ServerProcess
 
 SAMPLES_PER_CODE = 480

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.faults.full_disk import make_room, with_full_disks
 from tests.faults.orders import FOLDER_VARIABLE
 from tests.faults.supervised_server import (

@@ -18,7 +18,7 @@ import httpx2
 import pytest
 import yaml
 
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.faults.callers import Caller, Leave, caller
 from tests.faults.orders import (
     let_go,

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from omni_server.offline import OmniOutput
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.parity import Expected, expected, signal_to_noise_db
 from tests.reference.cases import CASES

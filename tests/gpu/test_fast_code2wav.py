@@ -18,7 +18,7 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
 )
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-import stages.demo_checkpoint
+import tests.checkpoints
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
 from stages.codec_chunking import CodecChunker
 from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
@@ -54,7 +54,7 @@ def snr_db(result: torch.Tensor, reference: torch.Tensor) -> float:
 @pytest.fixture(scope="module")
 def token2wav() -> Qwen2_5OmniToken2WavModel:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    folder = Path(stages.demo_checkpoint.__file__).parent
+    folder = Path(tests.checkpoints.__file__).parent
     config = json.loads((folder / "qwen2_5_omni" / "7b.config.json").read_text())["token2wav_config"]
     return random_token2wav(Qwen2_5OmniToken2WavConfig(**config), "cuda")
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from omni_server.types import OmniEvent, SamplingConfig, TextDelta
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config, written
 from tests.reference.cases import ask
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from omni_server.offline import OmniOutput
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.gpu.test_demo_parity import ON_GPU
 from tests.integration.live import LiveOmni
 from tests.integration.parity import signal_to_noise_db

@@ -12,7 +12,7 @@ import httpx2
 import openai
 import pytest
 
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.qwen3_parity import VIDEOS, qwen3_config
 from tests.integration.server_process import ServerProcess
@@ -113,14 +113,13 @@ def collector() -> Iterator[Collector]:
 
 
 class SharedServers:
-    """One server for each family, started as `SharedPipelines` are. Qwen3-Omni's serves the demo model, as users
-    start it."""
+    """One server for each family, started as `SharedPipelines` are. Qwen3-Omni's finds its stage config, as
+    users start it."""
 
     def __init__(self, request: pytest.FixtureRequest, folder: Path) -> None:
         self._request = request
         self._folder = folder
         self._started: dict[str, ServerProcess] = {}
-        self.demo_environment = {"XDG_CACHE_HOME": str(folder / "cache")}
 
     def of(self, family: OmniFamily) -> ServerProcess:
         if family.name not in self._started:
@@ -129,10 +128,8 @@ class SharedServers:
                 checkpoint, collector = map(self._request.getfixturevalue, ("checkpoint", "collector"))
                 server = ServerProcess(checkpoint, log, "--otlp-traces-endpoint", collector.url)
             else:
-                flags = ("--demo", family.name, "--cpu")
-                server = ServerProcess(
-                    None, log, *flags, stage_config=None, environment=self.demo_environment
-                )
+                checkpoint = self._request.getfixturevalue("qwen3_checkpoint")
+                server = ServerProcess(checkpoint, log, "--cpu", stage_config=None)
             self._started[family.name] = server
         return self._started[family.name]
 

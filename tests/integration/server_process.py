@@ -7,10 +7,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Self
 
 import httpx2
@@ -41,11 +40,10 @@ class ServerProcess:
         is_forked: bool = True,
         has_queue: bool = True,
         stage_config: str | None = QWEN2_5_OMNI.stage_config,
-        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`checkpoint`: None if `flags` name a demo. `stdout`: where its standard output goes, if not to the
+        """`checkpoint`: None serves the speaking demo. `stdout`: where its standard output goes, if not to the
         log. Without `is_forked` it is a new interpreter, which imports all by itself. `has_queue`: embeddings
-        flow from one stage to another. `environment`: variables besides those of the test run."""
+        flow from one stage to another."""
         self._log = log
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -56,9 +54,9 @@ class ServerProcess:
         arguments = ["serve", *([] if checkpoint is None else [str(checkpoint)])]
         arguments += [] if stage_config is None else ["--stage-config", stage_config]
         arguments += ["--port", str(port), "--served-model-name", MODEL, *flags]
-        inherited = {name: value for name, value in os.environ.items() if name not in _SET_BY_TEST_RUNS}
+        environment = {name: value for name, value in os.environ.items() if name not in _SET_BY_TEST_RUNS}
         log.write_bytes(b"")
-        self.process = self._start(arguments, inherited | environment, stdout or log, is_forked=is_forked)
+        self.process = self._start(arguments, environment, stdout or log, is_forked=is_forked)
         try:
             self._wait_until_ready()
         except BaseException:

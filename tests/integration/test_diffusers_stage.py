@@ -26,9 +26,9 @@ from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.protocol.images import StepProgress, decode_job, encode_job
 from omni_server.types import ChatMessage, Finished, OmniEvent, OmniRequest, TextPart
-from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.diffusers import FAMILY
 from stages.diffusers.options import DiffusersStage
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.engines import CPU_ENVIRONMENT, diffusion_engine
 from tests.integration.live import changed_config
 

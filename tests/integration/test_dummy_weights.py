@@ -7,7 +7,7 @@ import numpy as np
 from omni_server.offline import collect
 from omni_server.omni import AsyncOmni
 from omni_server.types import ChatMessage, SamplingConfig, TextPart
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.live import demo_config, spoken
 
 SAMPLES_PER_CODE = 480

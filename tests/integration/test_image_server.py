@@ -21,7 +21,7 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.server_process import MODEL, ROOT, ServerProcess, wait_until
 from tests.unit.api.clients import data_url, error_of, media
 from tests.unit.api.sse_validator import read_image_stream
@@ -34,22 +34,16 @@ GENERATIONS, EDITS = "/v1/images/generations", "/v1/images/edits"
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `generator` makes its checkpoint."""
-    return tmp_path_factory.mktemp("demo")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen-Image."""
+    return make_demo_checkpoint(tmp_path_factory.mktemp("images") / "checkpoint", family="diffusers")
 
 
 @pytest.fixture(scope="module")
-def generator(cache: Path) -> Iterator[ServerProcess]:
-    """The demo, as users start it."""
-    with ServerProcess(
-        None,
-        cache / "log.txt",
-        *("--demo", "images", "--cpu"),
-        has_queue=False,
-        stage_config=None,
-        environment={"XDG_CACHE_HOME": str(cache)},
-    ) as server:
+def generator(checkpoint: Path) -> Iterator[ServerProcess]:
+    """Finds its stage config, as users start it."""
+    log = checkpoint.parent / "log.txt"
+    with ServerProcess(checkpoint, log, "--cpu", has_queue=False, stage_config=None) as server:
         yield server
 
 
@@ -335,11 +329,12 @@ def test_a_bad_request_is_refused_and_the_next_one_is_fine(
         assert client.post(GENERATIONS, content=body + "}", headers=json_type).status_code == 200
 
 
-def test_every_server_gives_the_image_that_the_pipeline_gives(generator: ServerProcess, cache: Path) -> None:
+def test_every_server_gives_the_image_that_the_pipeline_gives(
+    generator: ServerProcess, checkpoint: Path
+) -> None:
     with client_of(generator) as (official, _):
         response = official.images.generate(**SMALL, extra_body=STEPS | {"seed": 7})
-    (index,) = cache.rglob("model_index.json")
-    pipe = DiffusionPipeline.from_pretrained(index.parent)
+    pipe = DiffusionPipeline.from_pretrained(checkpoint)
     pipe.set_progress_bar_config(disable=True)
     noise = torch.Generator().manual_seed(7)
     image = pipe(PROMPT, height=64, width=64, **STEPS, generator=noise, output_type="np").images[0]

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
 
 NUM_BROKEN_ROWS = 3

@@ -134,6 +134,15 @@ def test_probes_and_models(family: OmniFamily, server: ServerProcess, client: ht
     assert listed[0]["voices"] == list(family.voices)
 
 
+def test_terminal_and_models_say_that_the_weights_are_random(
+    server: ServerProcess, client: httpx2.Client
+) -> None:
+    notice = "The weights of this model are random: it generates nonsense and noise."
+    assert f"  Note     {notice}\n" in server.log
+    (model,) = client.get("/v1/models").json()["data"]
+    assert model["about"]["notice"] == notice
+
+
 def test_official_client_lists_the_model(official: openai.OpenAI) -> None:
     assert [model.id for model in official.models.list()] == [MODEL]
     assert official.models.retrieve(MODEL).id == MODEL

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.demos import DEMOS
+from omni_server.cli.model_flags import speaking_demo
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.parity import Expected, expected, same_tokens, signal_to_noise_db
 from tests.reference.cases import CASES, Case, ask
@@ -36,7 +36,7 @@ Want = Callable[[str], Expected]
 
 @pytest.fixture(scope="module")
 def checkpoint() -> Path:
-    return DEMOS["speaking"].folder(print)
+    return speaking_demo()
 
 
 @pytest.fixture(scope="module")

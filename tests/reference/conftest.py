@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.reference.cases import CASES, answers
 from tests.reference.reference import Reference, ReferenceResult
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.reference.qwen3_cases import QWEN3_CASES, answers, run
 from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
 from tests.reference.silent_checkpoint import make_silent

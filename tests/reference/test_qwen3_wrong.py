@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.parity import signal_to_noise_db
 from tests.integration.qwen3_parity import WAVEFORM_SNR_DB
 from tests.reference.qwen3_cases import QWEN3_CASES, run

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from omni_server.cli.main import build_parser
-from omni_server.demos import DEFAULT_DEMO, DEMOS
+from omni_server.cli.model_flags import SPEAKING_DEMO
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -81,7 +81,7 @@ NOT_RUN = {
     ("docs/images.md", "scripts/serve Qwen/Qwen-Image"): "needs a GPU and downloads 58 GB",
     (
         "docs/images.md",
-        "scripts/serve --demo images",
+        'source "$(scripts/setup-env --cpu)/bin/activate"\nscripts/make_demo_checkpoint images',
     ): "installs packages; tests/integration/test_image_server.py serves such a pipeline",
     (
         "docs/images.md",
@@ -323,11 +323,10 @@ def test_the_program_is_named_so_that_a_shell_finds_it() -> None:
 
 
 def test_models_asked_for_are_the_demo() -> None:
-    served = DEMOS[DEFAULT_DEMO].served_name
     for page in PAGES:
         for block in blocks(page):
             for name in re.findall(r'"model": "([^"]+)"|\bmodel="([^"]+)"|-F model=(\S+)', block):
-                assert "".join(name) in (served, NOT_SERVED), block
+                assert "".join(name) in (SPEAKING_DEMO, NOT_SERVED), block
 
 
 def test_files_that_are_sent_are_in_the_checkout() -> None:

@@ -13,8 +13,8 @@ from omni_server.check import run
 from omni_server.check.report import DeviceMemory
 from omni_server.cli.main import main
 from omni_server.family import FamilyModel
-from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen2_5_omni import FAMILY
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.unit.check.findings import GB, Check
 
 

@@ -17,7 +17,7 @@ from omni_server.cli.main import main
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 
 NESTED = "[" * 200_000
 NESTED_HEADER = struct.pack("<Q", len(NESTED)) + NESTED.encode()

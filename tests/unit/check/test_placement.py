@@ -21,8 +21,8 @@ from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.errors import ConfigError
 from omni_server.family import StageFootprint
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
-from stages.demo_checkpoint.qwen2_5_omni.genuine import genuine_model_config
 from stages.qwen2_5_omni.footprint import stage_footprints
+from tests.checkpoints.qwen2_5_omni.genuine import genuine_model_config
 
 GIB = 2**30
 BASE = load_stage_config(find_shipped_config("qwen2_5_omni"))

@@ -18,9 +18,9 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.errors import ConfigError
 from omni_server.family import StageFootprint, load_family
-from stages.demo_checkpoint.qwen2_5_omni.genuine import genuine_model_config as genuine_qwen2_5
-from stages.demo_checkpoint.qwen3_omni.genuine import genuine_model_config as genuine_qwen3
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.qwen2_5_omni.genuine import genuine_model_config as genuine_qwen2_5
+from tests.checkpoints.qwen3_omni.genuine import genuine_model_config as genuine_qwen3
+from tests.checkpoints.write import make_demo_checkpoint
 
 GIB = 2**30
 FOUND_80, FOUND_141 = 79.1, 139.8

@@ -11,7 +11,7 @@ from omni_server.engine.engine_args import ar_engine_args
 from omni_server.family import load_family
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.protocol.start_report import ProgressSpec
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 
 CONFIG = load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu"))
 FAMILY = load_family(CONFIG.model_family)

@@ -13,7 +13,7 @@ from omni_server.engine.engine_args import ar_engine_args
 from omni_server.engine.kept_renderer import kept_renderer
 from omni_server.family import load_family
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 
 
 @pytest.fixture(scope="module")

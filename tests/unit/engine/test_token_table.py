@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 from vllm.logprobs import Logprob
 
 from omni_server.engine.token_table import TokenTable
-from stages.demo_checkpoint.write import make_demo_checkpoint
+from tests.checkpoints.write import make_demo_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -11,19 +11,15 @@ import torch
 from safetensors import safe_open
 from transformers import (
     AutoConfig,
-    AutoProcessor,
     AutoTokenizer,
-    PreTrainedModel,
     Qwen2_5OmniForConditionalGeneration,
 )
 
 from omni_server.errors import ConfigError
-from omni_server.model_folder import read_about, resolve_model_folder
+from omni_server.model_folder import read_about
 from omni_server.types import AboutModel
-from stages.demo_checkpoint.qwen2_5_omni.genuine import GENUINE_SIZES
-from stages.demo_checkpoint.qwen2_5_omni.sizes import SIZES
-from stages.demo_checkpoint.write import make_demo_checkpoint
-from stages.qwen2_5_omni import FAMILY
+from tests.checkpoints.qwen2_5_omni.sizes import SIZES
+from tests.checkpoints.write import make_demo_checkpoint
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_demo_checkpoint"
 
@@ -31,11 +27,6 @@ SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "make_demo_checkpoint
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_demo_checkpoint(tmp_path_factory.mktemp("tiny") / "checkpoint")
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_demo_checkpoint(tmp_path_factory.mktemp("wide") / "checkpoint", size="wide")
 
 
 @pytest.fixture(scope="module")
@@ -91,32 +82,6 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_other_weights(
     assert not torch.equal(voices_a["Chelsie"]["cond"], voices_b["Chelsie"]["cond"])
 
 
-def test_making_one_does_not_disturb_torchs_generator(tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    expected = torch.randn(4)
-    torch.manual_seed(3)
-    make_demo_checkpoint(tmp_path / "checkpoint")
-    assert torch.equal(torch.randn(4), expected)
-
-
-@pytest.mark.parametrize("name", ["tiny", "wide", "full"])
-def test_transformers_loads_it_without_missing_or_unexpected_keys(
-    name: str, request: pytest.FixtureRequest
-) -> None:
-    folder = request.getfixturevalue(name)
-    # The class's own from_pretrained cannot report: it asks the returned pair for its voices.
-    model, report = PreTrainedModel.from_pretrained.__func__(
-        Qwen2_5OmniForConditionalGeneration, folder, output_loading_info=True
-    )
-    assert {kind for kind, keys in report.items() if keys} == set(), report
-    assert next(model.thinker.parameters()).dtype == (torch.bfloat16 if name == "full" else torch.float32)
-
-
-def test_transformers_finds_the_voices(tiny: Path) -> None:
-    model = Qwen2_5OmniForConditionalGeneration.from_pretrained(tiny)
-    assert set(model.speaker_map) == {"Chelsie", "Ethan"}
-
-
 @pytest.mark.parametrize("name", ["tiny", "full", "genuine"])
 def test_ids_of_the_config_are_those_of_the_tokenizer(name: str, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(name)
@@ -170,93 +135,6 @@ def test_the_full_vocabulary_has_the_genuine_ids(name: str, request: pytest.Fixt
         "Chelsie": 151872,
         "Ethan": 151870,
     }
-
-
-def test_words_are_single_tokens_and_any_text_survives(tiny: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    assert len(tokenizer.encode(" the river and the sea")) == 5
-    text = "Grüße, 世界! 🎈\n\t it's 42"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_only_words_and_sounds_can_be_generated(tiny: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    with safe_open(tiny / "model.safetensors", "pt") as weights:
-        text_rows = weights.get_tensor("thinker.lm_head.weight").abs().sum(1).nonzero().flatten().tolist()
-        codec_rows = weights.get_tensor("talker.codec_head.weight").abs().sum(1).nonzero().flatten().tolist()
-    spoken = [tokenizer.decode([token]) for token in text_rows if token != tokenizer.eos_token_id]
-    assert tokenizer.eos_token_id in text_rows
-    assert len(spoken) > 300
-    assert all(
-        word in (".", ",") or (word[0] == " " and word[1:].isascii() and word[1:].isalpha())
-        for word in spoken
-    )
-    assert codec_rows == [*range(8193), 8292, 8293, 8294]
-
-
-@pytest.mark.parametrize("name", ["tiny", "genuine"])
-def test_the_processor_takes_every_medium(name: str, request: pytest.FixtureRequest) -> None:
-    processor = AutoProcessor.from_pretrained(request.getfixturevalue(name))
-    text = processor.apply_chat_template(
-        [
-            {
-                "role": "user",
-                "content": [{"type": "audio"}, {"type": "image"}, {"type": "text", "text": "What is this?"}],
-            }
-        ],
-        add_generation_prompt=True,
-        tokenize=False,
-    )
-    assert text == (
-        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
-        "<|audio_bos|><|AUDIO|><|audio_eos|><|vision_bos|><|IMAGE|><|vision_eos|>What is this?<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-
-
-def test_sizes_reach_the_weights(tiny: Path, wide: Path) -> None:
-    shapes = {}
-    for name, folder in (("tiny", tiny), ("wide", wide)):
-        with safe_open(folder / "model.safetensors", "pt") as weights:
-            shapes[name] = {key: weights.get_slice(key).get_shape() for key in weights.keys()}  # noqa: SIM118
-    for name, found in shapes.items():
-        size = SIZES[name]
-        assert found["talker.thinker_to_talker_proj.weight"] == [size.talker.hidden, size.thinker.hidden]
-        assert found["talker.model.embed_tokens.weight"] == [8448, size.thinker.hidden]
-        assert found["token2wav.code2wav_dit_model.text_embed.codec_embed.weight"] == [
-            8194,
-            size.dit.code_embedding,
-        ]
-        layers = {key.split(".")[3] for key in found if key.startswith("talker.model.layers.")}
-        assert len(layers) == size.talker.layers
-    assert shapes["tiny"] != shapes["wide"]
-    assert _json(wide, "config.json")["talker_config"]["rope_scaling"]["mrope_section"] == [8, 8, 0]
-
-
-@pytest.mark.parametrize("size", [*SIZES, *GENUINE_SIZES])
-def test_without_weights_everything_else_is_there(size: str, tiny: Path, tmp_path: Path) -> None:
-    folder = make_demo_checkpoint(tmp_path / "checkpoint", size=size, weights="dummy")
-    names = {file.name for file in folder.iterdir()}
-    assert names == {file.name for file in tiny.iterdir()} - {"model.safetensors"}
-    assert sum(file.stat().st_size for file in folder.iterdir()) < 10_000_000
-
-
-def test_weights_do_not_change_the_other_files(tiny: Path, tmp_path: Path) -> None:
-    folder = make_demo_checkpoint(tmp_path / "checkpoint", weights="dummy")
-    voices, expected = (torch.load(path / "spk_dict.pt", weights_only=True) for path in (folder, tiny))
-    assert {name: voice["cond"].tolist() for name, voice in voices.items()} == {
-        name: voice["cond"].tolist() for name, voice in expected.items()
-    }
-    for file in folder.glob("*.json"):
-        assert file.read_bytes() == (tiny / file.name).read_bytes()
-
-
-def test_a_folder_without_weights_is_refused_with_the_flag_that_serves_it(genuine: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no weights.*--load-format dummy"):
-        resolve_model_folder(str(genuine), architectures=FAMILY.architectures)
-    assert (
-        resolve_model_folder(str(genuine), architectures=FAMILY.architectures, needs_weights=False) == genuine
-    )
 
 
 def test_the_genuine_size_has_the_parameters_of_the_7b(genuine: Path) -> None:

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from scripts.speaking_demo import checkpoint
 from scripts.speaking_demo.codes import Codebook, make_codebook
-from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
+from tests.checkpoints.qwen2_5_omni.tokens import TokenIds
 
 
 @pytest.fixture(scope="session")

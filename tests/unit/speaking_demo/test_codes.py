@@ -7,8 +7,8 @@ from scripts.speaking_demo import checkpoint, codes, vocabulary
 from scripts.speaking_demo.codes import BLOCKS, LONGEST, NUM_SOUNDS, SILENT_STEPS, STEPS, Codebook
 from scripts.speaking_demo.talker import Speech
 from scripts.speaking_demo.voice import SPEAKERS, render
-from stages.demo_checkpoint.qwen2_5_omni.config import CODES
-from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
+from tests.checkpoints.qwen2_5_omni.config import CODES
+from tests.checkpoints.qwen2_5_omni.tokens import TokenIds
 
 
 def with_silence(sounds: tuple[int, ...], block: int = 0) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from scripts.speaking_demo import checkpoint, codes, judge
 from scripts.speaking_demo.codes import Codebook
 from scripts.speaking_demo.talker import Speech
-from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
+from tests.checkpoints.qwen2_5_omni.tokens import TokenIds
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "judge_demo"
 

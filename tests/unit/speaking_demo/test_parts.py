@@ -14,8 +14,8 @@ from scripts.speaking_demo import checkpoint, codes, dit, talker, thinker, train
 from scripts.speaking_demo.codes import Codebook
 from scripts.speaking_demo.rows import embeddings
 from scripts.speaking_demo.training import Schedule, Utterance
-from stages.demo_checkpoint.qwen2_5_omni.config import CODEC_END, CODES
-from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
+from tests.checkpoints.qwen2_5_omni.config import CODEC_END, CODES
+from tests.checkpoints.qwen2_5_omni.tokens import TokenIds
 
 Layout = tuple[Path, TokenIds]
 Trained = tuple[nn.Module, list[float]]

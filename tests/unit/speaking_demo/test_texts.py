@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from scripts.speaking_demo import checkpoint, vocabulary
 from scripts.speaking_demo.items import Texts
 from scripts.speaking_demo.thinker import Chats
-from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
+from tests.checkpoints.qwen2_5_omni.tokens import TokenIds
 
 Layout = tuple[Path, TokenIds]
 TURN = re.compile(

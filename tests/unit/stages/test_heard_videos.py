@@ -27,13 +27,13 @@ from omni_server.types import AudioPart, ChatMessage, ContentPart, TextPart, Vid
 from stages import qwen2_5_omni, qwen3_omni
 from stages.audio_in_video import FEATURES
 from stages.chat_prompts import PromptRenderer
-from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.forced_reference import hears_videos, processed
 from stages.qwen2_5_omni.hf_overrides import thinker_config as qwen2_5_thinker_config
 from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
 from stages.qwen3_omni.hf_overrides import thinker_config as qwen3_thinker_config
 from stages.qwen3_omni.thinker import Qwen3OmniThinker
 from stages.runtime.fractional_positions import unpacked
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.reference.synthetic_media import chirp, heard, sliding_tiles, tiles
 
 WIDTH = 8

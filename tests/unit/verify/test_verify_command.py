@@ -19,7 +19,7 @@ def test_it_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["m", "--demo", "speaking"], ["m", "--timeout", "0"], ["m", "--quantization", "fp8"]]
+    "arguments", [["m", "--demo"], ["m", "--timeout", "0"], ["m", "--quantization", "fp8"]]
 )
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:

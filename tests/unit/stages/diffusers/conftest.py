@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.diffusers.loading import load_pipeline
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.unit.stages.diffusers.tiny import CPU, PHOTO, Tiny, stage_options
 
 

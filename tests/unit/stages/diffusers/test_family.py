@@ -17,9 +17,9 @@ from omni_server.images import ImageOutput, ImageSize
 from omni_server.orchestrator.image_requests import ImageRequests
 from omni_server.protocol.images import ImageJob, Pixels, decode_job
 from omni_server.types import ChatMessage, ImagePart, TextPart
-from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.diffusers import FAMILY
 from stages.diffusers.family import DiffusersModel
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.unit.stages.diffusers.tiny import stage_options
 
 EDITING = stage_options(max_model_len=8192, max_num_batched_tokens=8192, max_image_tokens=512)

@@ -9,12 +9,12 @@ import torch
 
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.errors import ConfigError
-from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.diffusers import FAMILY
 from stages.diffusers.images import finished_image
 from stages.diffusers.loading import load_pipeline
 from stages.diffusers.modules import empty_modules
 from stages.diffusers.pipeline_folder import read_pipeline_folder
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.unit.stages.diffusers.tiny import CPU, Tiny, stage_options
 
 

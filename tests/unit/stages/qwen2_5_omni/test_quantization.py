@@ -32,10 +32,10 @@ from omni_server.check.safetensors_headers import StoredWeights, read_weights
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stages import DiffusionStage
 from omni_server.engine.engine_args import diffusion_engine_args
-from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen2_5_omni import FAMILY
 from stages.qwen2_5_omni.footprint import stage_footprints
 from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
+from tests.checkpoints.write import make_demo_checkpoint
 
 GROUP = 128
 AWQ = {

@@ -15,10 +15,10 @@ from vllm.distributed import (
 from vllm.engine.arg_utils import EngineArgs
 
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen2_5_omni.hf_overrides import talker_config
 from stages.qwen2_5_omni.rope_attention import RopeAttention
 from stages.qwen2_5_omni.talker import Qwen2_5OmniTalker
+from tests.checkpoints.write import make_demo_checkpoint
 
 
 def config_of(folder: Path, **kwargs: Any) -> VllmConfig:

@@ -16,9 +16,9 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.encoder_budget import MultiModalBudget
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
-from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen2_5_omni import FAMILY
 from stages.qwen2_5_omni.hf_overrides import thinker_config
+from tests.checkpoints.write import make_demo_checkpoint
 
 RATE_HZ = 16_000
 MAX_AUDIO_S = 40

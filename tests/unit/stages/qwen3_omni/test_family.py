@@ -22,11 +22,11 @@ from omni_server.types import (
     ToolCall,
     Transcribe,
 )
-from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen3_omni import FAMILY
 from stages.qwen3_omni.family import Qwen3OmniModel
 from stages.qwen3_omni.talker import CODE_SAMPLING
 from stages.runtime.code_sampling import CodeSampling
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.reference.qwen3_cases import QWEN3_CASES
 from tests.reference.qwen3_reference import Qwen3Reference
 

@@ -28,9 +28,9 @@ from vllm.model_executor.layers.quantization.online.fp8 import (
 from vllm.model_executor.model_loader.utils import configure_quant_config, initialize_model
 
 from omni_server.config.load import find_shipped_config, load_stage_config
-from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen3_omni import FAMILY
 from stages.qwen3_omni.thinker import Qwen3OmniThinker
+from tests.checkpoints.write import make_demo_checkpoint
 
 LAYERS = "language_model.model.layers."
 

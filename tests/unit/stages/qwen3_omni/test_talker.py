@@ -24,12 +24,12 @@ from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from stages.demo_checkpoint.write import make_demo_checkpoint
 from stages.qwen3_omni.hf_overrides import TALKER, talker_config
 from stages.qwen3_omni.talker import Qwen3OmniTalker, TextRows
 from stages.qwen_codec import code_predictor
 from stages.qwen_codec.decoder_kernels import KernelOperations
 from stages.runtime.frame_predictor import frame_predictor
+from tests.checkpoints.write import make_demo_checkpoint
 
 VOCABULARY, THINKER_WIDTH, INNER, WIDTH = 9000, 24, 40, 16
 """More rows than are projected at once."""

@@ -9,8 +9,8 @@ import json
 from copy import deepcopy
 from pathlib import Path
 
-from stages.demo_checkpoint.json_files import Json
-from stages.demo_checkpoint.qwen2_5_omni.config import Preprocessing
+from tests.checkpoints.json_files import Json
+from tests.checkpoints.qwen2_5_omni.config import Preprocessing
 
 GENUINE_SIZES = {"7b": 21, "3b": 11}
 """Names in addition to `SIZES` -> GB of weights: 10,732,225,408 and 5,537,120,640 parameters in

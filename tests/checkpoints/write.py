@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from omni_server.errors import ConfigError
-from stages.demo_checkpoint.diffusers.checkpoint import DiffusersCheckpoints
-from stages.demo_checkpoint.json_files import dump
-from stages.demo_checkpoint.options import DemoFamily, Dtype, Options, Weights
-from stages.demo_checkpoint.qwen2_5_omni.checkpoint import Qwen25OmniCheckpoints
-from stages.demo_checkpoint.qwen3_omni.checkpoint import Qwen3OmniCheckpoints
-from stages.demo_checkpoint.tokenizer import Vocabulary
+from tests.checkpoints.diffusers.checkpoint import DiffusersCheckpoints
+from tests.checkpoints.json_files import dump
+from tests.checkpoints.options import DemoFamily, Dtype, Options, Weights
+from tests.checkpoints.qwen2_5_omni.checkpoint import Qwen25OmniCheckpoints
+from tests.checkpoints.qwen3_omni.checkpoint import Qwen3OmniCheckpoints
+from tests.checkpoints.tokenizer import Vocabulary
 
 FAMILIES: dict[str, DemoFamily] = {
     "qwen2_5_omni": Qwen25OmniCheckpoints(),

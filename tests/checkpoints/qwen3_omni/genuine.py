@@ -6,8 +6,8 @@
 import json
 from pathlib import Path
 
-from stages.demo_checkpoint.json_files import Json
-from stages.demo_checkpoint.qwen3_omni.config import Preprocessing
+from tests.checkpoints.json_files import Json
+from tests.checkpoints.qwen3_omni.config import Preprocessing
 
 GENUINE_SIZES = {"30b": 71}
 """Names in addition to `SIZES` -> GB of weights: 35,259,818,545 parameters in bfloat16."""

@@ -7,21 +7,21 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, Qwen3OmniMoeForConditionalGeneration
 
-from stages.demo_checkpoint.options import Dtype, Options
-from stages.demo_checkpoint.qwen3_omni.config import DEMO_PREPROCESSING, demo_model_config, write_configs
-from stages.demo_checkpoint.qwen3_omni.genuine import (
+from stages.published_experts import published_tensors
+from tests.checkpoints.options import Dtype, Options
+from tests.checkpoints.qwen3_omni.config import DEMO_PREPROCESSING, demo_model_config, write_configs
+from tests.checkpoints.qwen3_omni.genuine import (
     GENUINE_PREPROCESSING,
     GENUINE_SIZES,
     genuine_model_config,
 )
-from stages.demo_checkpoint.qwen3_omni.sizes import SIZES
-from stages.demo_checkpoint.qwen3_omni.tokens import TokenIds, write_tokenizer
-from stages.demo_checkpoint.qwen3_omni.weights import fill
-from stages.published_experts import published_tensors
+from tests.checkpoints.qwen3_omni.sizes import SIZES
+from tests.checkpoints.qwen3_omni.tokens import TokenIds, write_tokenizer
+from tests.checkpoints.qwen3_omni.weights import fill
 
 
 class Qwen3OmniCheckpoints:
-    """Implements `stages.demo_checkpoint.options.DemoFamily`."""
+    """Implements `tests.checkpoints.options.DemoFamily`."""
 
     pipelines: tuple[str, ...] = ()
     sizes: tuple[str, ...] = tuple(SIZES)

@@ -6,9 +6,9 @@ Key names and their nesting follow the published Qwen2.5-Omni-7B files.
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.demo_checkpoint.json_files import Json, dump
-from stages.demo_checkpoint.qwen2_5_omni.sizes import DemoSize, TextSize
-from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
+from tests.checkpoints.json_files import Json, dump
+from tests.checkpoints.qwen2_5_omni.sizes import DemoSize, TextSize
+from tests.checkpoints.qwen2_5_omni.tokens import TokenIds
 
 CODEC_VOCABULARY = 8448
 CODES = 8193

@@ -12,8 +12,8 @@ from typing import Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from stages.demo_checkpoint.json_files import dump
-from stages.demo_checkpoint.words import BARE, PROMPTED, PUNCTUATION, SPOKEN
+from tests.checkpoints.json_files import dump
+from tests.checkpoints.words import BARE, PROMPTED, PUNCTUATION, SPOKEN
 
 Vocabulary = Literal["small", "full"]
 

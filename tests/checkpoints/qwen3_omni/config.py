@@ -6,9 +6,9 @@ Key names and their nesting follow the published Qwen3-Omni-30B-A3B-Instruct fil
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.demo_checkpoint.json_files import Json, dump
-from stages.demo_checkpoint.qwen3_omni.sizes import DemoSize, MoeTextSize
-from stages.demo_checkpoint.qwen3_omni.tokens import TokenIds
+from tests.checkpoints.json_files import Json, dump
+from tests.checkpoints.qwen3_omni.sizes import DemoSize, MoeTextSize
+from tests.checkpoints.qwen3_omni.tokens import TokenIds
 
 # Text ids are those of "small" or "full"; codec ids are always the genuine ones.
 CODES = 2048

@@ -57,7 +57,7 @@ def main() -> None:
 
     from omni_server.command_line import program
     from omni_server.errors import ConfigError
-    from stages.demo_checkpoint.write import FAMILIES, make_demo_checkpoint
+    from tests.checkpoints.write import FAMILIES, make_demo_checkpoint
 
     torch.set_num_threads(1)  # the matrices are small, and more threads would wait for each other
     # It warns of ids beyond the codec vocabulary; they are text ids and correct.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from stages.demo_checkpoint.tokenizer import Vocabulary
+from tests.checkpoints.tokenizer import Vocabulary
 
 Dtype = Literal["float32", "bfloat16"]
 Weights = Literal["random", "dummy"]

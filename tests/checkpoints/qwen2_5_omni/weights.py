@@ -16,11 +16,11 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavModel,
 )
 
-from stages.demo_checkpoint.end_token import end_row
-from stages.demo_checkpoint.qwen2_5_omni.config import CODEC_END, CODEC_PAD, CODEC_START, CODES
-from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds
-from stages.demo_checkpoint.random_values import fill_parameters, normal
-from stages.demo_checkpoint.text_head import shape_text_head
+from tests.checkpoints.end_token import end_row
+from tests.checkpoints.qwen2_5_omni.config import CODEC_END, CODEC_PAD, CODEC_START, CODES
+from tests.checkpoints.qwen2_5_omni.tokens import TokenIds
+from tests.checkpoints.random_values import fill_parameters, normal
+from tests.checkpoints.text_head import shape_text_head
 
 _POSITION_GAIN = 1.5
 """Scale of query and key biases. Rotated, they score a pair by distance alone, about the square of this,

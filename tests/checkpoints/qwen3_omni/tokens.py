@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from stages.demo_checkpoint.tokenizer import (
+from tests.checkpoints.tokenizer import (
     GENUINE_VOCAB_SIZE,
     TokenizerLayout,
     Vocabulary,

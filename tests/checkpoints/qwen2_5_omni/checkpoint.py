@@ -7,23 +7,23 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, Qwen2_5OmniForConditionalGeneration
 
-from stages.demo_checkpoint.options import Dtype, Options
-from stages.demo_checkpoint.qwen2_5_omni.config import DEMO_PREPROCESSING, demo_model_config, write_configs
-from stages.demo_checkpoint.qwen2_5_omni.genuine import (
+from tests.checkpoints.options import Dtype, Options
+from tests.checkpoints.qwen2_5_omni.config import DEMO_PREPROCESSING, demo_model_config, write_configs
+from tests.checkpoints.qwen2_5_omni.genuine import (
     GENUINE_MEL_FRAMES,
     GENUINE_PREPROCESSING,
     GENUINE_SIZES,
     genuine_model_config,
 )
-from stages.demo_checkpoint.qwen2_5_omni.sizes import SIZES
-from stages.demo_checkpoint.qwen2_5_omni.tokens import TokenIds, write_tokenizer
-from stages.demo_checkpoint.qwen2_5_omni.weights import fill, speakers
+from tests.checkpoints.qwen2_5_omni.sizes import SIZES
+from tests.checkpoints.qwen2_5_omni.tokens import TokenIds, write_tokenizer
+from tests.checkpoints.qwen2_5_omni.weights import fill, speakers
 
 DEMO_MEL_FRAMES = 120
 
 
 class Qwen25OmniCheckpoints:
-    """Implements `stages.demo_checkpoint.options.DemoFamily`."""
+    """Implements `tests.checkpoints.options.DemoFamily`."""
 
     pipelines: tuple[str, ...] = ()
     sizes: tuple[str, ...] = tuple(SIZES)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from stages.demo_checkpoint.end_token import end_row
+from tests.checkpoints.end_token import end_row
 
 _TEXT_LOGITS = 2.5
 """Standard deviation of the thinker's logits; about 2.9 times this is the largest of its few hundred

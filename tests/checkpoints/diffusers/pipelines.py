@@ -20,7 +20,7 @@ from diffusers import (
     UNet2DConditionModel,
 )
 
-from stages.demo_checkpoint.diffusers.parts import (
+from tests.checkpoints.diffusers.parts import (
     HIDDEN,
     clip_text_encoder,
     clip_tokenizer,

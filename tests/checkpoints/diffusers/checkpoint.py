@@ -10,8 +10,8 @@ import torch
 from safetensors import safe_open
 
 from omni_server.errors import ConfigError
-from stages.demo_checkpoint.options import Options
 from stages.diffusers.pipeline_folder import read_pipeline_folder
+from tests.checkpoints.options import Options
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -22,7 +22,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class DiffusersCheckpoints:
-    """Implements `stages.demo_checkpoint.options.DemoFamily`. Diffusers is imported when one is written."""
+    """Implements `tests.checkpoints.options.DemoFamily`. Diffusers is imported when one is written."""
 
     sizes: tuple[str, ...] = ("tiny",)
     genuine_sizes: Mapping[str, int] = MappingProxyType({GENUINE: 58})
@@ -37,7 +37,7 @@ class DiffusersCheckpoints:
             raise ConfigError(f"size {GENUINE} is that of pipeline {GENUINE}, not of {options.pipeline}")
         from accelerate import init_empty_weights
 
-        from stages.demo_checkpoint.diffusers.pipelines import PIPELINES, genuine_qwen_image
+        from tests.checkpoints.diffusers.pipelines import PIPELINES, genuine_qwen_image
 
         assert options.pipeline is not None
         logging.getLogger("diffusers").setLevel(logging.ERROR)  # it warns that there is no safety checker

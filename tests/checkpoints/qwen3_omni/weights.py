@@ -16,8 +16,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerForConditionalGeneration,
 )
 
-from stages.demo_checkpoint.end_token import end_row
-from stages.demo_checkpoint.qwen3_omni.config import (
+from tests.checkpoints.end_token import end_row
+from tests.checkpoints.qwen3_omni.config import (
     CODEBOOKS,
     CODEC_BOS,
     CODEC_END,
@@ -28,9 +28,9 @@ from stages.demo_checkpoint.qwen3_omni.config import (
     CODES,
     SPEAKERS,
 )
-from stages.demo_checkpoint.qwen3_omni.tokens import TokenIds
-from stages.demo_checkpoint.random_values import fill_parameters, normal
-from stages.demo_checkpoint.text_head import shape_text_head
+from tests.checkpoints.qwen3_omni.tokens import TokenIds
+from tests.checkpoints.random_values import fill_parameters, normal
+from tests.checkpoints.text_head import shape_text_head
 
 _ATTENTION_GAIN = 1.4
 """Scale of the norms of queries and keys in language models: attention selects few positions instead of

@@ -1,6 +1,0 @@
-"""Small checkpoints in the layout of published models, with random weights or none, for tests and
-measurements, and for `omni-server serve --demo`.
-
-`python -m stages.demo_checkpoint --help` is the program. Importing the package imports neither torch nor
-transformers; `stages.demo_checkpoint.write` does.
-"""
