@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from omni_server.bench.results import load_run
+from benchmarks.serving.results import load_run
 from tests.integration.server_process import MODEL, ROOT, ServerProcess
 
 SMALL = ("--text-tokens", "8", "--codec-tokens", "40", "--concurrency", "1,2", "--requests-per-client", "2")

@@ -5,9 +5,9 @@ import json
 import pytest
 from pydantic import JsonValue
 
-from omni_server.bench.adapters import ADAPTERS, Adapter, Question, omni_server, vllm_omni
-from omni_server.bench.workload import WORKLOADS, Turn, Workload
-from omni_server.client.stream import Chunk, StreamError
+from benchmarks.serving.adapters import ADAPTERS, Adapter, Question, omni_server, vllm_omni
+from benchmarks.serving.workload import WORKLOADS, Turn, Workload
+from benchmarks.serving.stream import Chunk, StreamError
 from tests.unit.bench.frames import chunk, pcm16, usage, wav
 
 W1 = WORKLOADS["W1"]

@@ -1,6 +1,6 @@
 import pytest
 
-from omni_server.bench.arguments import parse
+from benchmarks.serving.arguments import parse
 
 
 def test_the_default_load_is_closed_at_two_small_concurrencies() -> None:

@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from omni_server.bench.exchange import AudioArrival, Playback, gaps, play
-from omni_server.client.stream import SAMPLE_RATE_HZ
+from benchmarks.serving.exchange import AudioArrival, Playback, gaps, play
+from benchmarks.serving.stream import SAMPLE_RATE_HZ
 
 
 def arrivals(*pieces: tuple[float, float]) -> list[AudioArrival]:

@@ -9,7 +9,7 @@ from PIL import Image
 from pydantic import JsonValue
 
 from benchmarks import summarize
-from omni_server.bench.arguments import parse
+from benchmarks.serving.arguments import parse
 from tests.unit.bench.frames import frame
 from tests.unit.bench.scripted_server import Json, Pause, Reply, Start
 from tests.unit.bench.test_main import bench

@@ -3,9 +3,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from omni_server.bench.exchange import PreparedRequest
-from omni_server.bench.load import Progress, closed_loop, open_loop, poisson_arrivals_s
-from omni_server.bench.results import RequestRow
+from benchmarks.serving.exchange import PreparedRequest
+from benchmarks.serving.load import Progress, closed_loop, open_loop, poisson_arrivals_s
+from benchmarks.serving.results import RequestRow
 from tests.unit.bench.rows import row
 
 

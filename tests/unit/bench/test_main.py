@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.bench.arguments import parse
-from omni_server.bench.main import run_command
-from omni_server.bench.results import Run, load_run
+from benchmarks.serving.arguments import parse
+from benchmarks.serving.main import run_command
+from benchmarks.serving.results import Run, load_run
 from omni_server.errors import ConfigError
 from tests.unit.bench.frames import DONE, chunk, frame, pcm16, spoken, usage, written
 from tests.unit.bench.scripted_server import Json, Pause, Reply, ScriptedServer, Start

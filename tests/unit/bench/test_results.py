@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.bench.results import Percentiles, Run, load_run
+from benchmarks.serving.results import Percentiles, Run, load_run
 from omni_server.errors import ConfigError
 from tests.unit.bench.rows import level, row, run
 

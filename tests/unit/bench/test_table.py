@@ -1,5 +1,5 @@
-from omni_server.bench.table import comparison, table
-from omni_server.bench.workload import WORKLOADS
+from benchmarks.serving.table import comparison, table
+from benchmarks.serving.workload import WORKLOADS
 from tests.unit.bench.rows import level, row, run
 
 

@@ -3,7 +3,7 @@ import wave
 
 import numpy as np
 
-from omni_server.bench.workload import QUESTION_SAMPLE_RATE, WORKLOADS, make_turn, speech_like, wav_file
+from benchmarks.serving.workload import QUESTION_SAMPLE_RATE, WORKLOADS, make_turn, speech_like, wav_file
 
 
 def test_speech_has_its_length_and_stays_within_its_peak() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from omni_server.client.stream import EventParser
+from benchmarks.serving.stream import EventParser
 
 STREAM = (
     b": a comment\n\n"
