@@ -151,9 +151,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results, per request, as JSON")
 
-    args, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        parser.error(parser.unrecognized(unknown))
+    args = parser.parse_args(arguments)
     _check(parser, args)
     return args
 

@@ -92,7 +92,7 @@ async def test_answer_by_voice_is_counted(stream: bool) -> None:
     assert ended(values, "ok", "stop") == 1
     assert value(values, "omni_audio_output_seconds_total") == pytest.approx(len(SAMPLES) / SAMPLE_RATE_HZ)
     assert value(values, "omni_audio_input_seconds_total") == pytest.approx(0.5)
-    for name in ("time_to_first_text_seconds", "time_to_first_audio_seconds", "audio_real_time_factor"):
+    for name in ("time_to_first_token_seconds", "time_to_first_audio_seconds", "audio_real_time_factor"):
         assert value(values, f"omni_{name}_count") == 1
     assert value(values, "omni_audio_underrun_seconds_count") == 1
     assert value(values, "omni_e2e_request_latency_seconds_count", kind="speech") == 1
