@@ -207,6 +207,10 @@ class _ModelList(BaseModel):
     data: list[_Model]
 
 
+class _Version(BaseModel):
+    version: str | None = None
+
+
 @dataclass(frozen=True)
 class Served:
     model: str
@@ -222,7 +226,7 @@ async def discover(session: aiohttp.ClientSession, base_url: str, model: str | N
         async with session.get(url) as response:
             status, body = response.status, await response.read()
         async with session.get(f"{base_url}/version") as response:
-            version = (await response.json())["version"] if response.status == 200 else None
+            about = await response.read() if response.status == 200 else b"{}"
     except (aiohttp.ClientError, TimeoutError) as error:
         reason = str(error) or type(error).__name__
         raise ConfigError(
@@ -232,8 +236,9 @@ async def discover(session: aiohttp.ClientSession, base_url: str, model: str | N
         raise ConfigError(f"{url} answers {status}: {error_message(body)}")
     try:
         models = _ModelList.model_validate_json(body).data
+        version = _Version.model_validate_json(about).version
     except ValidationError as error:
-        raise ConfigError(f"{url} does not answer with a list of models") from error
+        raise ConfigError(f"{url} does not answer with a list of models, or /version with one") from error
     if not models:
         raise ConfigError(f"{url} lists no model")
     chosen = next((listed for listed in models if model in (None, listed.id)), None)

@@ -173,7 +173,6 @@ class Run(_Record):
     server: Server
     workload: Workload
     temperature: float = 0.0
-    """Of the text."""
     seed: int
     levels: list[Level]
 
