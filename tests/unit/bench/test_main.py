@@ -233,6 +233,10 @@ def test_no_server_is_the_operators_mistake(start: Start, tmp_path: Path) -> Non
     server.models = {"detail": "what?"}
     with pytest.raises(ConfigError, match="does not answer with a list of models"):
         bench(server, tmp_path)
+    server.models_status = 503
+    server.models = {"error": {"message": "The model is still loading."}}
+    with pytest.raises(ConfigError, match="/v1/models answers 503: The model is still loading"):
+        bench(server, tmp_path)
     server.url = "http://127.0.0.1:1"
     with pytest.raises(ConfigError, match="no server answers"):
         bench(server, tmp_path)
