@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from omni_server.bench.workload import WORKLOADS, make_turn
+from benchmarks.serving.workload import WORKLOADS, make_turn
 from omni_server.config.load import load_stage_config
 from stages.diffusers.loading import load_pipeline
 from stages.diffusers.options import DiffusersStage
@@ -89,7 +89,7 @@ def _measured(
 
 
 def _prompt(seed: int, index: int) -> str:
-    """As `omni-server bench --workload images` makes them."""
+    """As `scripts/bench_serving --workload images` makes them."""
     return make_turn(WORKLOADS["images"], np.random.default_rng([seed, 0, index])).text
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Condense what `omni-server bench --json` wrote to one CSV line per load level: benchmarks/results.csv is
+"""Condense what `scripts/bench_serving --json` wrote to one CSV line per load level: benchmarks/results.csv is
 made so."""
 
 import argparse
@@ -11,7 +11,7 @@ from typing import IO
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from omni_server.bench.results import Level, Percentiles, Run, load_run
+from benchmarks.serving.results import Level, Percentiles, Run, load_run
 
 FIELDS = [
     *(

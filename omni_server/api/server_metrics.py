@@ -1,6 +1,5 @@
 """HTTP server metrics: requests, answers and audio."""
 
-from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Literal
 
@@ -13,32 +12,12 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.metrics import MetricWrapperBase
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
 from omni_server.api.request_record import AnswerRecord
 from omni_server.metrics.buckets import FIRST_OUTPUT_S, HTTP_S, REAL_TIME_FACTOR, REQUEST_S, UNDERRUN_S
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Prometheus' text format."""
-
-
-class _OldNames(Collector):
-    """Also exports metrics under the names that they had until 0.1."""
-
-    def __init__(self, metrics: Mapping[str, MetricWrapperBase]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Metric]:
-        for old_name, metric in self._metrics.items():
-            for family in metric.collect():
-                copy = Metric(old_name, f"Deprecated: use {family.name}.", family.type)
-                copy.samples = [
-                    sample._replace(name=old_name + sample.name.removeprefix(family.name))
-                    for sample in family.samples
-                ]
-                yield copy
 
 
 class ServerMetrics:
@@ -129,14 +108,6 @@ class ServerMetrics:
         self._image_steps = counter(
             "omni_image_steps", "Denoising steps of images, also of those that failed or were aborted."
         )
-        old_names: dict[str, MetricWrapperBase] = {
-            "omni_answers_dropped": self.answers_dropped,
-            "omni_queue_depth": self.in_flight,
-            "omni_queue_limit": self.limit,
-            "omni_request_seconds": self._seconds,
-            "omni_time_to_first_text_seconds": self._first_text,
-        }
-        registry.register(_OldNames(old_names))
 
     def text(self) -> bytes:
         """All families in Prometheus' text format."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from omni_server import __version__
 from omni_server.cli.process import complain
-from omni_server.command_line import PROGRAM, Parser, program
+from omni_server.command_line import PROGRAM, Parser
 from omni_server.errors import ConfigError, OmniError
 
 EXIT_FAILURE = 1
@@ -15,8 +15,6 @@ EXIT_INTERRUPTED = 130
 
 _COMMANDS = {
     "serve": "serve a model over HTTP",
-    "chat": "talk to a running server in the terminal",
-    "bench": "load a running server, and measure latency and throughput",
     "check": "tell whether a model fits this machine, and what to change",
     "verify": "compare the answers with those of transformers, and write a report",
     "config": "check, show and list stage configs",
@@ -58,8 +56,7 @@ def build_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         prog=PROGRAM,
         description="Serve a speech-to-speech model that runs as a pipeline of stages, with an "
         "OpenAI-compatible API.",
-        epilog="COMMAND --help explains each. In this order: check whether a model fits, serve it, chat "
-        "with it.",
+        epilog="COMMAND --help explains each. In this order: check whether a model fits, then serve it.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"omni-server {__version__}")
@@ -76,10 +73,6 @@ def _fill(name: str, parser: argparse.ArgumentParser) -> None:
     match name:
         case "serve":
             from omni_server.cli.serve import fill
-        case "chat":
-            from omni_server.cli.chat import fill
-        case "bench":
-            fill = _fill_bench
         case "check":
             from omni_server.cli.check import fill
         case "verify":
@@ -91,18 +84,6 @@ def _fill(name: str, parser: argparse.ArgumentParser) -> None:
         case "ray":
             from omni_server.cli.ray import fill
     fill(parser)
-
-
-def _fill_bench(parser: argparse.ArgumentParser) -> None:
-    from omni_server.bench import arguments
-
-    def run(options: argparse.Namespace) -> int:
-        from omni_server.bench.main import run_command  # numpy and aiohttp: not for --help
-
-        return run_command(arguments.check(parser, options), options.words)
-
-    arguments.fill(parser, f"{program()} bench")
-    parser.set_defaults(run=run)
 
 
 def _stage_field_hint(unknown: Sequence[str]) -> str | None:

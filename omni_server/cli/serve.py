@@ -20,7 +20,6 @@ from omni_server.cli.process import (
     return_freed_memory,
 )
 from omni_server.cli.serve_flags import ServeOptions, add_serve_flags, serve_options
-from omni_server.command_line import program
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
@@ -146,8 +145,6 @@ def ready_message(address: str, model: ModelInfo) -> str:
     if model.about is not None and model.about.notice is not None:
         lines.append(f"  Note     {model.about.notice}")
     lines += ["", "Try it:", "", curl_example(address, model), ""]
-    if _socket_path(address) is None and not model.image_sizes:
-        lines += [f"Or talk to it: {program()} chat --url {address}", ""]
     return "\n".join(lines)
 
 

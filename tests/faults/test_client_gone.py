@@ -137,7 +137,7 @@ class Scene:
 
         def is_released() -> bool:
             now = samples(self.client)
-            return max(now["omni_queue_depth"], now["omni_requests_running"]) <= self.num_others
+            return max(now["omni_requests_in_flight"], now["omni_requests_running"]) <= self.num_others
 
         wait_until(is_released, RELEASE_TIMEOUT_S, lambda: str(samples(self.client)))
 
@@ -154,14 +154,14 @@ def with_half_a_header(scene: Scene) -> None:
 def with_half_a_body(scene: Scene) -> None:
     with scene.caller() as one:
         one.send(URL, json.dumps(STREAMED).encode(), part=0.5)
-        scene.wait_for("omni_queue_depth", 1)
+        scene.wait_for("omni_requests_in_flight", 1)
 
 
 def with_half_an_upload(scene: Scene) -> None:
     body, content_type = UPLOAD
     with scene.caller() as one:
         one.send(TRANSCRIPTION_URL, body, content_type, part=0.5)
-        scene.wait_for("omni_queue_depth", 1)
+        scene.wait_for("omni_requests_in_flight", 1)
 
 
 def while_a_video_is_decoded(scene: Scene) -> None:

@@ -48,12 +48,12 @@ def levels(values: Values) -> dict[str, float]:
         "vllm:kv_cache",
         "omni_active",
         "omni_shared_memory_slots_in_use",
-        "omni_queue_depth",
+        "omni_requests_in_flight",
     )
     return {
         f"{name}{sorted(labels)}": value
         for (name, labels), value in values.items()
-        if name.startswith((*moved, "omni_requests_running"))
+        if name.startswith((*moved, "omni_requests_running")) and name != "omni_requests_in_flight_limit"
     }
 
 

@@ -316,7 +316,7 @@ def test_the_program_is_named_so_that_a_shell_finds_it() -> None:
         for page in PAGES
         for number, block in enumerate(blocks(page))
         for line in block.splitlines()
-        if re.match(r"(.*\| )?omni-server (serve|chat|bench|check|config)\b", line)
+        if re.match(r"(.*\| )?omni-server (serve|check|config)\b", line)
         and not any("source .venv" in earlier for earlier in blocks(page)[:number])
     ]
     assert not lost

@@ -27,7 +27,7 @@ from tests.unit.api.clients import URL, app_of, base64_of, chat, http_client, po
 from tests.unit.api.fake_generator import SAMPLES, FakeGenerator, Hang, finished, speech_script, text_script
 from tests.unit.api.test_auth import KEY, WebSocketCall
 
-GAUGES = ("omni_requests_running", "omni_queue_depth", "omni_websocket_sessions")
+GAUGES = ("omni_requests_running", "omni_requests_in_flight", "omni_websocket_sessions")
 
 Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -65,7 +65,7 @@ def ended(values: Values, outcome: str, reason: str) -> float:
 async def test_metrics_are_there_before_the_model() -> None:
     values = await scraped(app_of(None))
     assert [value(values, gauge) for gauge in GAUGES] == [0, 0, 0]
-    assert value(values, "omni_queue_limit") == ApiConfig().max_queue
+    assert value(values, "omni_requests_in_flight_limit") == ApiConfig().max_queue
 
 
 async def test_what_the_generator_measures_is_appended() -> None:
@@ -92,10 +92,10 @@ async def test_answer_by_voice_is_counted(stream: bool) -> None:
     assert ended(values, "ok", "stop") == 1
     assert value(values, "omni_audio_output_seconds_total") == pytest.approx(len(SAMPLES) / SAMPLE_RATE_HZ)
     assert value(values, "omni_audio_input_seconds_total") == pytest.approx(0.5)
-    for name in ("time_to_first_text_seconds", "time_to_first_audio_seconds", "audio_real_time_factor"):
+    for name in ("time_to_first_token_seconds", "time_to_first_audio_seconds", "audio_real_time_factor"):
         assert value(values, f"omni_{name}_count") == 1
     assert value(values, "omni_audio_underrun_seconds_count") == 1
-    assert value(values, "omni_request_seconds_count", kind="speech") == 1
+    assert value(values, "omni_e2e_request_latency_seconds_count", kind="speech") == 1
     assert value(values, "http_requests_total", handler=URL, method="POST", status="200") == 1
     assert [value(values, gauge) for gauge in GAUGES] == [0, 0, 0]
 
@@ -117,7 +117,7 @@ async def test_answer_in_text_has_no_sound() -> None:
     await post(app, chat())
     values = await scraped(app)
     assert ended(values, "ok", "length") == 1
-    assert value(values, "omni_request_seconds_count", kind="text") == 1
+    assert value(values, "omni_e2e_request_latency_seconds_count", kind="text") == 1
     assert value(values, "omni_time_to_first_audio_seconds_count") == 0
     assert value(values, "omni_audio_real_time_factor_count") == 0
 
@@ -132,7 +132,7 @@ async def test_failure_is_counted_by_its_code(stream: bool, failure: Exception, 
     await post(app, chat(stream=stream))
     values = await scraped(app)
     assert ended(values, "error", code) == 1
-    assert value(values, "omni_request_seconds_count", kind="text") == 0
+    assert value(values, "omni_e2e_request_latency_seconds_count", kind="text") == 0
     assert [value(values, gauge) for gauge in GAUGES] == [0, 0, 0]
 
 
@@ -153,7 +153,7 @@ async def test_client_that_leaves_is_counted_as_aborted(stream: bool, where: str
     async with AsgiCall(app, chat(stream=stream)):
         await asyncio.wait_for(generator.submitted.wait(), 10)
         values = await scraped(app)
-        assert value(values, "omni_requests_running") == value(values, "omni_queue_depth") == 1
+        assert value(values, "omni_requests_running") == value(values, "omni_requests_in_flight") == 1
     values = await scraped(app)
     assert ended(values, "aborted", "") == 1
     assert [value(values, gauge) for gauge in GAUGES] == [0, 0, 0]

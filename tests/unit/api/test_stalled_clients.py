@@ -86,7 +86,7 @@ async def test_client_that_reads_nothing_is_cut_off(
         assert error_of(refusal, 429)["code"] == "rate_limit_exceeded"
         await asyncio.wait_for(life.generator.generations[0].closed.wait(), 20)
         async with asyncio.timeout(10):
-            while await metric(client, "omni_queue_depth"):  # noqa: ASYNC110 - a server can only be asked
+            while await metric(client, "omni_requests_in_flight"):  # noqa: ASYNC110 - a server can only be asked
                 await asyncio.sleep(0.01)
         assert await metric(client, 'omni_requests_total{outcome="aborted",reason=""}') == 1
         assert await metric(client, "omni_requests_running") == 0

@@ -136,7 +136,7 @@ async def test_many_slow_clients_lose_their_answers_and_one_that_reads_gets_its_
             life.generator.script = [*MINUTES[:10], finished()]
             whole = await client.post(path, json=body)
             assert whole.status_code == 200
-            assert f"omni_answers_dropped_total {number}.0" in (await client.get("/metrics")).text
+            assert f"omni_slow_client_disconnects_total {number}.0" in (await client.get("/metrics")).text
         endings = await asyncio.gather(*(rest_of(reader) for reader in slow))
     for ending in endings:
         if body.get("stream") or "stream_format" in body:

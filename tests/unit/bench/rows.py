@@ -1,7 +1,8 @@
 """Results that tests make up."""
 
-from omni_server.bench.results import Host, Level, RequestRow, Run, Server
-from omni_server.bench.workload import WORKLOADS, Workload
+from benchmarks.serving.load import Progress
+from benchmarks.serving.results import Host, Level, RequestRow, Run, Server
+from benchmarks.serving.workload import WORKLOADS, Workload
 
 
 def row(
@@ -36,7 +37,8 @@ def row(
 
 
 def level(load: float, rows: list[RequestRow], *, client_cpu_s: float = 0.01) -> Level:
-    return Level.of("closed", load, rows, client_cpu_s=client_cpu_s, peak_in_flight=int(load))
+    progress = Progress(len(rows), rows, peak_in_flight=int(load))
+    return progress.level("closed", load).model_copy(update={"client_cpu_s": client_cpu_s})
 
 
 def run(*levels: Level, workload: Workload = WORKLOADS["W1"]) -> Run:
@@ -46,7 +48,6 @@ def run(*levels: Level, workload: Workload = WORKLOADS["W1"]) -> Run:
         host=Host(cpu="A CPU", cores=2, gpus=[], python="3.12.0", aiohttp="3.14.0"),
         server=Server(adapter="omni-server", base_url="http://127.0.0.1:8091", model="demo", version="0.1.0"),
         workload=workload,
-        temperature=0.0,
         seed=1,
         levels=list(levels),
     )

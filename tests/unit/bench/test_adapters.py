@@ -5,9 +5,9 @@ import json
 import pytest
 from pydantic import JsonValue
 
-from omni_server.bench.adapters import ADAPTERS, Adapter, Question, omni_server, vllm_omni
-from omni_server.bench.workload import WORKLOADS, Turn, Workload
-from omni_server.client.stream import Chunk, StreamError
+from benchmarks.serving.client import Chunk, Served, StreamError
+from benchmarks.serving.requests import ADAPTERS, Adapter, omni_server, vllm_omni
+from benchmarks.serving.workload import WORKLOADS, Turn, Workload
 from tests.unit.bench.frames import chunk, pcm16, usage, wav
 
 W1 = WORKLOADS["W1"]
@@ -16,7 +16,7 @@ TURN = Turn(system="Speak.", text="word word", wav=None)
 
 
 def body(adapter: Adapter, workload: Workload = W1, turn: Turn = TURN) -> dict[str, JsonValue]:
-    return adapter(Question("m", workload, 0.0, "Chelsie", "speaker"), turn)
+    return adapter(Served("m", "Chelsie", None), workload, turn)
 
 
 def read(payload: JsonValue) -> tuple[str, bytes, str | None]:
@@ -62,7 +62,7 @@ def test_omni_server_is_asked_for_an_exact_number_of_codec_tokens() -> None:
 
     assert asked["modalities"] == ["text", "audio"]
     assert asked["audio"] == {"voice": "Chelsie", "format": "pcm16"}
-    assert asked["stage_sampling"] == {"speaker": {"max_tokens": 250, "min_tokens": 250, "ignore_eos": True}}
+    assert asked["stage_sampling"] == {"talker": {"max_tokens": 250, "min_tokens": 250, "ignore_eos": True}}
 
 
 def test_omni_server_sends_transcript_and_audio_in_delta_audio() -> None:

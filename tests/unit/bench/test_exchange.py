@@ -2,8 +2,8 @@ import random
 
 import pytest
 
-from omni_server.bench.exchange import AudioArrival, Playback, gaps, play
-from omni_server.client.stream import SAMPLE_RATE_HZ
+from benchmarks.serving.client import SAMPLE_RATE_HZ
+from benchmarks.serving.exchange import AudioArrival, Playback, play
 
 
 def arrivals(*pieces: tuple[float, float]) -> list[AudioArrival]:
@@ -65,8 +65,3 @@ def test_a_player_that_counts_sample_by_sample_stands_still_as_long(seed: int) -
 
     playback = play([AudioArrival(when / SAMPLE_RATE_HZ, samples) for when, samples in pieces])
     assert playback.underrun_s * SAMPLE_RATE_HZ == pytest.approx(waited)
-
-
-def test_gaps_are_between_each_piece_and_the_next() -> None:
-    assert gaps(arrivals((1.0, 1.0), (1.5, 1.0), (3.5, 1.0))) == [0.5, 2.0]
-    assert gaps(arrivals((1.0, 1.0))) == gaps([]) == []

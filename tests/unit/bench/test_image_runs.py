@@ -9,7 +9,6 @@ from PIL import Image
 from pydantic import JsonValue
 
 from benchmarks import summarize
-from omni_server.bench.arguments import parse
 from tests.unit.bench.frames import frame
 from tests.unit.bench.scripted_server import Json, Pause, Reply, Start
 from tests.unit.bench.test_main import bench
@@ -56,7 +55,6 @@ def test_callers_are_measured_by_preview_and_image(
     names = [line.split("  ")[0] for line in captured.out.splitlines()[1:6]]
     assert names == ["requests", "failures", "preview s", "end to end s", "images/s"]
     assert "images against scripted" in captured.err
-    assert "preview 0." in captured.err
 
     (measured, _) = summarize.lines(tmp_path / "run.json", run)
     assert (measured["workload"], measured["output"]) == ("images", "image")
@@ -117,46 +115,3 @@ def test_an_answer_that_is_not_the_image_asked_for_fails(reason: str, start: Sta
 
     assert code == 1
     assert run.levels[0].failures == [reason, reason]
-
-
-def test_an_image_that_does_not_come_fails(start: Start, tmp_path: Path) -> None:
-    server = start(lambda body, number: Reply((STEP, PREVIEW, Pause(60))))
-
-    code, run = bench(server, tmp_path, *ONE, "--timeout", "0.3")
-
-    assert (code, run.levels[0].failures) == (1, ["not answered within 0.3 s"])
-
-
-def test_images_are_compared_with_an_earlier_run(
-    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server = start(lambda body, number: Reply(WHOLE))
-    bench(server, tmp_path, *ONE)
-    earlier = (tmp_path / "run.json").rename(tmp_path / "earlier.json")
-    capsys.readouterr()
-
-    bench(server, tmp_path, *ONE, "--size", "32x32", "--compare", str(earlier))
-
-    out = capsys.readouterr().out
-    assert "not the same was asked: size 32x32, earlier None" in out
-    assert "preview s p50" in out
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--workload", "images", "--text-tokens", "5"], "--text-tokens is not for --workload images"),
-        (["--workload", "images", "--modalities", "text"], "--modalities is not for --workload images"),
-        (["--workload", "images", "--plot", "x.png"], "--plot is not for --workload images"),
-        (["--workload", "images", "--server", "vllm-omni"], "needs --server omni-server"),
-        (["--workload", "images", "--size", "big"], "expected WIDTHxHEIGHT, as in 1024x1024: 'big'"),
-        (["--partial-images", "0"], "--partial-images is only for --workload images"),
-    ],
-)
-def test_flags_of_chats_and_of_images_do_not_mix(
-    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse(words)
-    assert ended.value.code == 2
-    assert complaint in capsys.readouterr().err

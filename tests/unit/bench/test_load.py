@@ -3,9 +3,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from omni_server.bench.exchange import PreparedRequest
-from omni_server.bench.load import Progress, closed_loop, open_loop, poisson_arrivals_s
-from omni_server.bench.results import RequestRow
+from benchmarks.serving.exchange import PreparedRequest
+from benchmarks.serving.load import Progress, closed_loop, open_loop, poisson_arrivals_s
+from benchmarks.serving.results import RequestRow
 from tests.unit.bench.rows import row
 
 
@@ -54,7 +54,8 @@ def test_arrivals_have_the_rate_and_the_spread_of_a_poisson_process(rate: float)
 async def test_a_closed_loop_sends_every_request_once_and_never_more_than_its_clients() -> None:
     sender, progress = Sender(answers=True), Progress(planned=12)
 
-    level = await closed_loop(requests(12), 3, sender, progress, asyncio.Event())
+    await closed_loop(requests(12), 3, sender, progress)
+    level = progress.level("closed", 3)
 
     assert sorted(sender.sent) == list(range(12))
     assert sorted(measured.index for measured in level.rows) == list(range(12))
@@ -62,38 +63,24 @@ async def test_a_closed_loop_sends_every_request_once_and_never_more_than_its_cl
     assert not level.interrupted
 
 
-async def test_an_open_loop_does_not_wait_for_answers() -> None:
-    sender, progress, stop = Sender(answers=False), Progress(planned=5), asyncio.Event()
-
-    running = asyncio.create_task(
-        open_loop(requests(5), 2.0, [0.0, 0.0, 0.0, 0.0, 0.001], sender, progress, stop)
-    )
-    await sender.wait_for(5)
-    stop.set()
-    level = await running
-
-    assert (level.kind, level.load, level.peak_in_flight) == ("open", 2.0, 5)
-
-
-async def test_a_level_that_is_stopped_keeps_what_was_answered_and_counts_what_was_not() -> None:
-    sender, progress, stop = Sender(answers=False), Progress(planned=8), asyncio.Event()
-    progress.rows.append(row(99))
-
-    running = asyncio.create_task(closed_loop(requests(8), 2, sender, progress, stop))
-    await sender.wait_for(2)
-    stop.set()
-    level = await running
-
-    assert level.interrupted
-    assert level.unfinished == 2
-    assert [measured.index for measured in level.rows] == [99]
-    assert sorted(sender.sent) == [0, 1]
-
-
 async def test_a_mistake_in_the_load_generator_is_not_hidden() -> None:
     async def broken(request: PreparedRequest, level_began_s: float) -> RequestRow:
         raise KeyError(request.index)
 
     with pytest.raises(ExceptionGroup) as failed:
-        await closed_loop(requests(2), 1, broken, Progress(planned=2), asyncio.Event())
+        await closed_loop(requests(2), 1, broken, Progress(planned=2))
     assert failed.group_contains(KeyError)
+
+
+async def test_an_open_loop_does_not_wait_for_answers() -> None:
+    """Stopped, it counts what was not answered."""
+    sender, progress = Sender(answers=False), Progress(planned=5)
+
+    running = asyncio.create_task(open_loop(requests(5), [0.0, 0.0, 0.0, 0.0, 0.001], sender, progress))
+    await sender.wait_for(5)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    level = progress.level("open", 2.0, interrupted=True)
+    assert (level.kind, level.load, level.peak_in_flight, level.unfinished) == ("open", 2.0, 5, 5)

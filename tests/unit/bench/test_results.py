@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.bench.results import Percentiles, Run, load_run
+from benchmarks.serving.results import Percentiles, load_run
 from omni_server.errors import ConfigError
 from tests.unit.bench.rows import level, row, run
 
@@ -82,14 +82,10 @@ def test_a_file_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(run(level(1, [])).model_dump_json().replace('"seed"', '"sead"'))
 
-    with pytest.raises(ConfigError, match=r"se.d: "):
+    with pytest.raises(ConfigError, match="sead"):
         load_run(file)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_run(tmp_path / "none.json")
-
-
-def test_the_schema_of_the_file_can_be_published() -> None:
-    assert {"date", "host", "levels", "workload"} <= Run.model_json_schema()["properties"].keys()

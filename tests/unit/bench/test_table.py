@@ -1,5 +1,5 @@
-from omni_server.bench.table import comparison, table
-from omni_server.bench.workload import WORKLOADS
+from benchmarks.serving.table import table
+from benchmarks.serving.workload import WORKLOADS
 from tests.unit.bench.rows import level, row, run
 
 
@@ -54,24 +54,3 @@ def test_text_alone_has_no_lines_about_audio() -> None:
 
     assert not any(word in text for word in ("TTFA", "RTF", "underrun", "audio"))
     assert cells(text)["text tokens/s"] == ["32.0"]
-
-
-def test_answers_without_any_text_are_counted() -> None:
-    assert "c=1: 2 answers without any text" in table(
-        run(level(1, [row(ttft_s=None), row(), row(ttft_s=None)]))
-    )
-
-
-def test_a_comparison_shows_what_changed_level_by_level() -> None:
-    now = run(level(1, [row(ttfa_s=0.4)]), level(8, [row()]))
-    earlier = run(level(1, [row(ttfa_s=0.5)]), level(4, [row()]))
-
-    text = comparison(now, earlier)
-    assert cells(text)["TTFA s p50"] == ["0.400", "0.500", "-20.0%"]
-    assert cells(text)["underrun s p99"] == ["0", "0", "-"]
-    assert "c=8: not in the earlier run" in text
-    assert "WARNING" not in text
-
-
-def test_a_comparison_of_different_workloads_says_so() -> None:
-    assert "not the same was asked: name W1, earlier W2" in comparison(run(), run(workload=WORKLOADS["W2"]))

@@ -4,7 +4,6 @@ import base64
 import json
 import shlex
 import subprocess
-import sys
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,10 +16,6 @@ import pytest
 from omni_server.cli.serve import curl_example, ready_message
 from omni_server.images import ImageFeatures, ImageSize
 from omni_server.types import AboutModel, ModelInfo
-from tests.unit.bench.frames import spoken
-from tests.unit.bench.scripted_server import Reply, ScriptedServer
-
-ROOT = Path(__file__).parents[3]
 
 
 def model_info(*, name: str = "demo", voices: tuple[str, ...] = ("Chelsie", "Ethan")) -> ModelInfo:
@@ -83,35 +78,8 @@ def test_it_names_address_model_voices_and_formats() -> None:
     assert "URL      http://127.0.0.1:8091/v1\n" in text
     assert "Page     http://127.0.0.1:8091/\n" in text
     assert "Model    demo, second name\n" in text
-    assert "omni-server chat --url http://127.0.0.1:8091\n" in text
     assert "Voices   Chelsie (default), Ethan\n" in text
     assert "Formats  wav, mp3, flac, opus, aac, pcm16\n" in text
-
-
-def test_the_command_to_talk_works_where_the_server_was_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / ".venv" / "bin" / "omni-server"
-    program.parent.mkdir(parents=True)
-    program.write_text(
-        f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m omni_server.cli.main "$@"\n'
-    )
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "argv", [str(program), "serve", "some/model"])
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.chdir(tmp_path)
-    server = ScriptedServer(lambda body, number: Reply(spoken(8, 40)))
-    text = ready_message(server.url, model_info())
-    command = text.partition("Or talk to it: ")[2]
-
-    answered = subprocess.run(
-        ["bash", "-c", command], input="Hello.\n", capture_output=True, text=True, check=False
-    )
-    server.close()
-
-    assert command == f".venv/bin/omni-server chat --url {server.url}\n"
-    assert answered.returncode == 0, answered.stderr
-    assert [body["messages"] for body in server.requests] == [[{"role": "user", "content": "Hello."}]]
 
 
 def test_it_repeats_what_the_checkpoint_says_about_itself() -> None:
@@ -182,7 +150,6 @@ def test_the_example_of_a_model_that_generates_images_writes_one(
     text = ready_message(url, model)
     assert "Sizes    32x32, 48x32\n" in text
     assert "Voices" not in text
-    assert "omni-server chat" not in text
 
 
 def test_the_example_of_a_model_that_only_edits_images_sends_one() -> None:
@@ -207,4 +174,3 @@ def test_the_example_reaches_a_unix_socket(tmp_path: Path, recorder: type[Record
 
     assert recorder.requests[0][0] == "/v1/chat/completions"
     assert f"URL      unix:{path}\n" in ready_message(f"unix:{path}", model_info())
-    assert "omni-server chat" not in ready_message(f"unix:{path}", model_info())

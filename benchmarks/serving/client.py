@@ -1,22 +1,25 @@
-"""Streamed answers, as a client reads them: server-sent events, and the chunks of a chat completion."""
+"""What a server says, as a client reads it: its models, and the server-sent events of streamed answers."""
 
 import base64
 import io
-import os
 import time
-import wave
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar, Self
 
 import aiohttp
+import soundfile
 from pydantic import AliasPath, BaseModel, Field, ValidationError
+
+from omni_server.errors import ConfigError
 
 SAMPLE_RATE_HZ = 24_000
 """Rate of answer audio."""
 _READ_BUFFER_BYTES = 2**20
-_DONE = b"[DONE]"
+_KEEP_ALIVE_S = 2.0
+"""Shorter than the keep-alive of servers (uvicorn: 5 s), so that no request uses a connection being closed."""
+_DEFAULT_VOICE = "Chelsie"
 
 
 class StreamError(Exception):
@@ -60,6 +63,11 @@ class Usage(BaseModel):
         if self.counted_text_tokens is not None:
             return self.counted_text_tokens
         return self.completion_tokens - (self.codec_tokens or 0)
+
+    def counts(self) -> dict[str, int | None]:
+        """Returns the counts by the names that they have in the results."""
+        names = ("prompt_tokens", "cached_tokens", "text_tokens", "codec_tokens")
+        return {name: getattr(self, name) for name in names}
 
 
 class StreamedEvent(BaseModel):
@@ -108,71 +116,28 @@ class Chunk(StreamedEvent):
 
     @property
     def finish_reason(self) -> str | None:
-        return next(
-            (choice.finish_reason for choice in self.choices if choice.finish_reason is not None), None
-        )
+        return next((choice.finish_reason for choice in self.choices if choice.finish_reason), None)
+
+
+class ImageEvent(StreamedEvent):
+    """One event of `/v1/images/generations`."""
+
+    called = "an event of an image"
+    type: str = ""
+    b64_json: str = ""
+    """Base64 of a PNG."""
 
 
 class _ErrorBody(BaseModel):
-    """Body of a response whose status is not 200."""
-
     error: _ErrorObject
 
 
-class EventParser:
-    """Collects the `data` of server-sent events from bytes that may be split anywhere. Skips comments and
-    other fields.
-
-    Lines end in LF or CR LF. A lone CR, which the standard also allows, does not end a line here: servers
-    that send JSON do not use it.
-    """
-
-    def __init__(self) -> None:
-        self._unfinished: list[bytes] = []
-        """Parts of an incomplete line; joined once, so that the cost of a long line is linear in its
-        length."""
-        self._data: list[bytes] = []
-
-    def feed(self, part: bytes) -> list[bytes]:
-        """Returns the data of every event that `part` completes, in order."""
-        if b"\n" not in part:
-            self._unfinished.append(part)
-            return []
-        lines = b"".join([*self._unfinished, part]).split(b"\n")
-        self._unfinished = [lines.pop()]
-        events = []
-        for line in lines:
-            if line.endswith(b"\r"):
-                line = line[:-1]
-            if not line:
-                if self._data:
-                    events.append(b"\n".join(self._data))
-                    self._data = []
-            elif line.startswith(b"data:"):
-                self._data.append(line[6:] if line.startswith(b"data: ") else line[5:])
-        return events
-
-
-def open_session(api_key: str | None, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+def open_session(api_key: str | None) -> aiohttp.ClientSession:
     headers = {"Accept-Encoding": "identity"}
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
     return aiohttp.ClientSession(headers=headers, read_bufsize=_READ_BUFFER_BYTES, connector=connector)
-
-
-async def stream_chunks(
-    session: aiohttp.ClientSession, url: str, body: bytes, timeout: aiohttp.ClientTimeout
-) -> AsyncGenerator[tuple[Chunk, float], None]:
-    """Yields the chunks before `[DONE]`, in the manner of `stream_events`. Also raises `StreamError` if
-    `[DONE]` is missing or a chunk is malformed."""
-    is_done = False
-    async with aclosing(stream_events(session, url, body, timeout)) as events:
-        async for data, arrived_s in events:
-            is_done = is_done or data == _DONE
-            if not is_done:
-                yield Chunk.parse(data), arrived_s
-    if not is_done:
-        raise StreamError("the stream ended without [DONE]")
 
 
 async def stream_events(
@@ -181,9 +146,10 @@ async def stream_events(
     """Posts `body` (JSON) to `url`. Yields the data of each server-sent event with its arrival time on the
     clock of `time.perf_counter`; ends with the last byte of the response.
 
-    Raises `StreamError` if the answer is refused or breaks off, and `TimeoutError` according to `timeout`.
+    Lines end in LF, as those of the servers that are measured do. Raises `StreamError` if the answer is
+    refused or breaks off, and `TimeoutError` according to `timeout`.
     """
-    parser = EventParser()
+    incomplete = b""
     headers = {"Content-Type": "application/json"}
     try:
         async with session.post(url, data=body, headers=headers, timeout=timeout) as response:
@@ -191,14 +157,17 @@ async def stream_events(
                 raise StreamError(f"HTTP {response.status}: {error_message(await response.read())}")
             async for part in response.content.iter_any():
                 arrived_s = time.perf_counter()  # before parsing, whose time is not the server's
-                for data in parser.feed(part):
-                    yield data, arrived_s
+                *events, incomplete = (incomplete + part).split(b"\n\n")
+                for event in events:
+                    data = [line[5:].lstrip(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+                    if data:
+                        yield b"\n".join(data), arrived_s
     except aiohttp.ClientPayloadError as error:
         raise StreamError("the connection broke in the middle of the answer") from error
     except TimeoutError:
         raise  # some of aiohttp's timeouts are client errors too
     except aiohttp.ClientError as error:
-        raise StreamError(f"the server cannot be reached: {why_unreachable(error)}") from error
+        raise StreamError(f"the server cannot be reached: {error}") from error
 
 
 def _decoded(audio: str | None) -> bytes:
@@ -213,14 +182,12 @@ def _wav_samples(file: bytes) -> bytes:
     if not file.startswith(b"RIFF"):
         return file
     try:
-        with wave.open(io.BytesIO(file)) as reader:
-            layout = (reader.getframerate(), reader.getnchannels(), reader.getsampwidth())
-            samples = reader.readframes(reader.getnframes())
-    except (wave.Error, EOFError) as error:
-        raise StreamError("audio that is not a PCM WAV file") from error
-    if layout != (SAMPLE_RATE_HZ, 1, 2):
-        raise StreamError(f"audio that is not {SAMPLE_RATE_HZ} Hz mono 16-bit: {layout}")
-    return samples
+        samples, rate_hz = soundfile.read(io.BytesIO(file), dtype="int16")
+    except soundfile.LibsndfileError as error:
+        raise StreamError("audio that is not a WAV file") from error
+    if rate_hz != SAMPLE_RATE_HZ or samples.ndim != 1:
+        raise StreamError(f"audio that is not {SAMPLE_RATE_HZ} Hz mono")
+    return bytes(samples.tobytes())
 
 
 def error_message(body: bytes) -> str:
@@ -231,20 +198,50 @@ def error_message(body: bytes) -> str:
         return body[:200].decode(errors="replace")
 
 
-def why_unreachable(error: aiohttp.ClientError | TimeoutError) -> str:
-    """Describes the error for users. aiohttp's own messages are for developers: `Cannot connect to host
-    127.0.0.1:8091 ssl:default [...]`."""
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return f"its certificate is not accepted: {error.certificate_error}"
-    if isinstance(error, aiohttp.ClientConnectorSSLError):
-        return f"TLS failed: {error.os_error}"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno
-        if number is not None and number > 0:
-            return os.strerror(number)
-        return str(error.os_error.strerror or error.os_error)
-    if isinstance(error, aiohttp.ClientResponseError):
-        return "what answers does not speak HTTP"
-    return str(error) or type(error).__name__
+class _Model(BaseModel):
+    id: str
+    voices: list[str] = []
+
+
+class _ModelList(BaseModel):
+    data: list[_Model]
+
+
+class _Version(BaseModel):
+    version: str | None = None
+
+
+@dataclass(frozen=True)
+class Served:
+    model: str
+    voice: str
+    version: str | None
+
+
+async def discover(session: aiohttp.ClientSession, base_url: str, model: str | None) -> Served:
+    """Uses `model` as given; None selects the first that `/v1/models` lists. Raises `ConfigError` if no server
+    answers, or if the answer is unexpected."""
+    url = f"{base_url}/v1/models"
+    try:
+        async with session.get(url) as response:
+            status, body = response.status, await response.read()
+        async with session.get(f"{base_url}/version") as response:
+            about = await response.read() if response.status == 200 else b"{}"
+    except (aiohttp.ClientError, TimeoutError) as error:
+        reason = str(error) or type(error).__name__
+        raise ConfigError(
+            f"no server answers at {base_url} ({reason}); --url names another address"
+        ) from error
+    if status != 200:
+        raise ConfigError(f"{url} answers {status}: {error_message(body)}")
+    try:
+        models = _ModelList.model_validate_json(body).data
+        version = _Version.model_validate_json(about).version
+    except ValidationError as error:
+        raise ConfigError(f"{url} does not answer with a list of models, or /version with one") from error
+    if not models:
+        raise ConfigError(f"{url} lists no model")
+    chosen = next((listed for listed in models if model in (None, listed.id)), None)
+    if chosen is None:  # it may still be served: the requests will show it
+        return Served(str(model), _DEFAULT_VOICE, version)
+    return Served(chosen.id, next(iter(chosen.voices), _DEFAULT_VOICE), version)

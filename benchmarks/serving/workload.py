@@ -1,11 +1,10 @@
-"""The workloads, their turns, and the speech-like audio in them."""
+"""The workloads, and their turns."""
 
 import io
-import wave
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
+import soundfile
 from pydantic import BaseModel, ConfigDict
 
 WorkloadName = Literal["W1", "W2", "W3", "images"]
@@ -25,22 +24,9 @@ sentence."""
 _COMMON_WORDS = (
     "time year people way day man thing woman life child world school state family student group country "
     "problem hand part place case week company system program question work government number night point "
-    "home water room mother area money story fact month lot right study book eye job word business issue "
-    "side kind head house service friend father power hour game line end member law car city name team "
-    "minute idea kid body back parent face level office"
+    "home water room mother area money story fact"
 )
 _WORDS = _COMMON_WORDS.split()
-
-_FORMANTS_HZ = (
-    (700.0, 1200.0, 2600.0),
-    (300.0, 2300.0, 3000.0),
-    (450.0, 800.0, 2600.0),
-    (550.0, 1700.0, 2500.0),
-)
-_FORMANT_WIDTH_HZ = 160.0
-_SYLLABLE_S = 0.22
-_PEAK = 0.5
-_HARMONICS_UP_TO_HZ = 4000.0
 
 
 class Workload(BaseModel):
@@ -117,42 +103,14 @@ def make_turn(workload: Workload, rng: np.random.Generator) -> Turn:
     return Turn(
         system=f"Conversation {tag}. {SYSTEM_PROMPT}",
         text=" ".join(rng.choice(_WORDS, size=words)),
-        wav=wav_file(speech_like(workload.audio_seconds, rng)) if workload.audio_seconds else None,
+        wav=question_wav(workload.audio_seconds, rng) if workload.audio_seconds else None,
     )
 
 
-def speech_like(seconds: float, rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """Synthesises audio that an audio encoder treats as speech: harmonics of a wandering pitch under
-    vowel-like formants, about 4.5 syllables per second, with a little breath noise.
-
-    Returns mono float32 [round(seconds * 16000)] within -0.5 to 0.5. The same state of `rng` gives the same
-    samples.
-    """
-    count = round(seconds * QUESTION_SAMPLE_RATE)
-    time_s = np.arange(count) / QUESTION_SAMPLE_RATE
-    syllables = max(1, int(np.ceil(seconds / _SYLLABLE_S)))
-    middles_s = (np.arange(syllables) + 0.5) * _SYLLABLE_S
-    pitch_hz = np.interp(time_s, middles_s, rng.uniform(100.0, 200.0, syllables))
-    vowels = np.array(_FORMANTS_HZ)[rng.integers(len(_FORMANTS_HZ), size=syllables)]
-    formants_hz = [np.interp(time_s, middles_s, vowels[:, formant]) for formant in range(vowels.shape[1])]
-    phase = 2 * np.pi * np.cumsum(pitch_hz) / QUESTION_SAMPLE_RATE
-    voice = np.zeros(count)
-    for harmonic in range(1, int(_HARMONICS_UP_TO_HZ / pitch_hz.min()) + 1):
-        distances = [(harmonic * pitch_hz - formant_hz) / _FORMANT_WIDTH_HZ for formant_hz in formants_hz]
-        gain = np.sum([1 / (1 + distance**2) for distance in distances], axis=0)
-        voice += gain * np.sin(harmonic * phase) / np.sqrt(harmonic)
-    voice += 0.02 * rng.standard_normal(count)
-    loudness = np.interp(time_s, middles_s, rng.uniform(0.2, 1, syllables))
-    voice *= np.sin(np.pi * time_s / _SYLLABLE_S) ** 2 * loudness
-    return (_PEAK * voice / max(np.abs(voice).max(), 1e-9)).astype(np.float32)
-
-
-def wav_file(samples: npt.NDArray[np.float32]) -> bytes:
-    """Returns a mono 16-bit WAV file at 16 kHz of float samples [n] in [-1, 1]."""
+def question_wav(seconds: float, rng: np.random.Generator) -> bytes:
+    """Returns a mono 16-bit WAV file of noise: the length of the answer is given, so only the length of the
+    question matters. The same state of `rng` gives the same file."""
+    samples = rng.uniform(-0.5, 0.5, round(seconds * QUESTION_SAMPLE_RATE))
     file = io.BytesIO()
-    with wave.open(file, "wb") as writer:
-        writer.setnchannels(1)
-        writer.setsampwidth(2)
-        writer.setframerate(QUESTION_SAMPLE_RATE)
-        writer.writeframes(np.round(samples * 32767).astype("<i2").tobytes())
+    soundfile.write(file, samples, QUESTION_SAMPLE_RATE, format="WAV", subtype="PCM_16")
     return file.getvalue()

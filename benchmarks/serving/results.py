@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -12,8 +11,9 @@ import aiohttp
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from omni_server.bench.workload import Workload
-from omni_server.client.stream import SAMPLE_RATE_HZ
+from benchmarks.servers import nvidia_smi
+from benchmarks.serving.client import SAMPLE_RATE_HZ
+from benchmarks.serving.workload import Workload
 from omni_server.errors import ConfigError
 
 LoadKind = Literal["closed", "open"]
@@ -35,25 +35,25 @@ class RequestRow(_Record):
     """Since the load level began."""
     failure: str | None
     """Why the request does not count; the row holds the measurements until then."""
-    ttft_s: float | None
-    """To the first non-empty text; None if there was none."""
-    ttfa_s: float | None
-    """To the first non-empty audio."""
     end_to_end_s: float
     """To the last byte."""
-    text_deltas: int
-    audio_gaps_s: list[float]
+    ttft_s: float | None = None
+    """To the first non-empty text; None if there was none."""
+    ttfa_s: float | None = None
+    """To the first non-empty audio."""
+    text_deltas: int = 0
+    audio_gaps_s: list[float] = []
     """Between consecutive arrivals of audio."""
-    samples: int
-    underrun_s: float
-    stalls: int
-    finish_reason: str | None
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    text_tokens: int | None
-    codec_tokens: int | None
+    samples: int = 0
+    underrun_s: float = 0.0
+    stalls: int = 0
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    text_tokens: int | None = None
+    codec_tokens: int | None = None
     preview_s: float | None = None
-    """To the first partial image. Runs before there were workloads with images do not have this field."""
+    """To the first partial image."""
     previews: int = 0
 
     @property
@@ -78,9 +78,8 @@ class Percentiles(_Record):
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> "Percentiles | None":
-        """Uses numpy's `linear` method: with the values sorted and numbered from 0 to n - 1, percentile q is
-        the value at (n - 1) * q / 100, interpolated between neighbours. Returns None if no value is known.
-        With few values, p99 is close to the largest one."""
+        """Interpolates between neighbours (numpy's `linear`): with few values, p99 is close to the largest
+        one. Returns None if no value is known."""
         known = [value for value in values if value is not None]
         if not known:
             return None
@@ -120,45 +119,6 @@ class Level(_Record):
     """Also images per second: each request asks for one."""
     text_tokens_per_s: float
 
-    @classmethod
-    def of(
-        cls,
-        kind: LoadKind,
-        load: float,
-        rows: list[RequestRow],
-        *,
-        client_cpu_s: float,
-        peak_in_flight: int,
-        unfinished: int = 0,
-        interrupted: bool = False,
-    ) -> "Level":
-        good = [row for row in rows if row.failure is None]
-        wall_s = max((row.sent_s + row.end_to_end_s for row in rows), default=0.0)
-        wall_s -= min((row.sent_s for row in rows), default=0.0)
-        per_s = 1 / wall_s if wall_s > 0 else 0.0
-        return cls(
-            kind=kind,
-            load=load,
-            interrupted=interrupted,
-            unfinished=unfinished,
-            wall_s=wall_s,
-            peak_in_flight=peak_in_flight,
-            client_cpu_s=client_cpu_s,
-            rows=rows,
-            ttft_s=Percentiles.of(row.ttft_s for row in good),
-            ttfa_s=Percentiles.of(row.ttfa_s for row in good),
-            rtf=Percentiles.of(row.rtf for row in good),
-            largest_gap_s=Percentiles.of(row.largest_gap_s for row in good),
-            underrun_s=Percentiles.of(row.underrun_s for row in good if row.samples),
-            end_to_end_s=Percentiles.of(row.end_to_end_s for row in good),
-            preview_s=Percentiles.of(row.preview_s for row in good),
-            prompt_tokens=Percentiles.of(row.prompt_tokens for row in good),
-            cached_tokens=Percentiles.of(row.cached_tokens for row in good),
-            audio_s_per_s=sum(row.audio_s for row in good) * per_s,
-            requests_per_s=len(good) * per_s,
-            text_tokens_per_s=sum(row.text_tokens or 0 for row in good) * per_s,
-        )
-
     @property
     def label(self) -> str:
         return level_label(self.kind, self.load)
@@ -190,19 +150,10 @@ class Host(_Record):
         return cls(
             cpu=model[1] if model is not None else platform.machine(),
             cores=len(os.sched_getaffinity(0)),
-            gpus=_gpus(),
+            gpus=nvidia_smi("name,memory.total,driver_version"),
             python=platform.python_version(),
             aiohttp=aiohttp.__version__,
         )
-
-
-def _gpus() -> list[str]:
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError):
-        return []  # no nvidia-smi, or no driver
-    return answer.stdout.splitlines()
 
 
 class Server(_Record):
@@ -221,7 +172,7 @@ class Run(_Record):
     host: Host
     server: Server
     workload: Workload
-    temperature: float
+    temperature: float = 0.0
     seed: int
     levels: list[Level]
 
@@ -230,9 +181,5 @@ def load_run(file: Path) -> Run:
     """Raises `ConfigError` if `file` does not hold an earlier run."""
     try:
         return Run.model_validate_json(file.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"{file}: not the results of a benchmark: {field}: {first['msg']}") from error
+    except (OSError, ValidationError) as error:
+        raise ConfigError(f"{file}: not the results of a benchmark: {error}") from error

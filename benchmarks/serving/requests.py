@@ -2,11 +2,11 @@
 
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from omni_server.bench.workload import Turn, Workload
+from benchmarks.serving.client import Served
+from benchmarks.serving.workload import Turn, Workload
 
 Body = dict[str, JsonValue]
 """The JSON to post."""
@@ -16,19 +16,7 @@ _CODEC_END_IDS = range(8194, 8448)
 until `min_tokens` are written."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """What all requests of a run share, whatever the kind of server; each has its own `Turn`."""
-
-    model: str
-    workload: Workload
-    temperature: float
-    voice: str
-    speech_stage: str
-    """Name of omni-server's stage that samples codec tokens."""
-
-
-def openai_text(question: Question, turn: Turn) -> Body:
+def openai_text(served: Served, workload: Workload, turn: Turn) -> Body:
     """Plain `vllm serve`: text only."""
     content: JsonValue = turn.text
     if turn.wav is not None:
@@ -38,38 +26,36 @@ def openai_text(question: Question, turn: Turn) -> Body:
             parts.append({"type": "text", "text": turn.text})
         content = parts
     return {
-        "model": question.model,
+        "model": served.model,
         "messages": [{"role": "system", "content": turn.system}, {"role": "user", "content": content}],
         "stream": True,
         "stream_options": {"include_usage": True},
-        "temperature": question.temperature,
-        **_exact_length(question.workload.text_tokens),
+        "temperature": 0,
+        **_exact_length(workload.text_tokens),
     }
 
 
-def omni_server(question: Question, turn: Turn) -> Body:
-    body = openai_text(question, turn)
-    workload = question.workload
+def omni_server(served: Served, workload: Workload, turn: Turn) -> Body:
+    body = openai_text(served, workload, turn)
     body["modalities"] = list(workload.modalities.split(","))
     if workload.codec_tokens:
-        body["audio"] = {"voice": question.voice, "format": "pcm16"}
-        body["stage_sampling"] = {question.speech_stage: _exact_length(workload.codec_tokens)}
+        body["audio"] = {"voice": served.voice, "format": "pcm16"}
+        body["stage_sampling"] = {"talker": _exact_length(workload.codec_tokens)}
     return body
 
 
-def vllm_omni(question: Question, turn: Turn) -> Body:
+def vllm_omni(served: Served, workload: Workload, turn: Turn) -> Body:
     """vLLM-Omni 0.30: the voice is a separate field; `sampling_params_list` has one entry per stage and
     replaces the stage's defaults, so those of its deploy file for Qwen2.5-Omni are repeated here.
 
     Follows its source code; the lengths are exact, as vLLM's `SamplingParams` define them.
     """
-    body = openai_text(question, turn)
-    workload = question.workload
+    body = openai_text(served, workload, turn)
     body["modalities"] = list(workload.modalities.split(","))
     if not workload.codec_tokens:
         return body
     thinker: Body = {
-        "temperature": question.temperature,
+        "temperature": 0,
         "top_p": 1.0,
         "top_k": -1,
         "seed": 42,
@@ -87,16 +73,15 @@ def vllm_omni(question: Question, turn: Turn) -> Body:
     }
     code2wav: Body = {"temperature": 0.0, "max_tokens": 2048}
     body["audio"] = {"format": "wav"}
-    body["voice"] = question.voice
+    body["voice"] = served.voice
     body["sampling_params_list"] = [thinker, talker, code2wav]
     return body
 
 
-def images(question: Question, turn: Turn) -> Body:
+def image_generation(served: Served, workload: Workload, turn: Turn) -> Body:
     """For `/v1/images/generations` of omni-server. What the workload leaves to the server is left out."""
-    workload = question.workload
     body: Body = {
-        "model": question.model,
+        "model": served.model,
         "prompt": turn.text,
         "stream": True,
         "partial_images": workload.partial_images,
@@ -108,7 +93,7 @@ def images(question: Question, turn: Turn) -> Body:
     return body
 
 
-Adapter = Callable[[Question, Turn], Body]
+Adapter = Callable[[Served, Workload, Turn], Body]
 ADAPTERS: dict[str, Adapter] = {
     "omni-server": omni_server,
     "vllm-omni": vllm_omni,

@@ -1,1 +1,0 @@
-"""`omni-server chat`: a conversation with a running server, in a terminal."""
