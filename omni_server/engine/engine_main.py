@@ -15,6 +15,7 @@ from vllm.v1.engine.core import EngineCoreProc
 from omni_server.engine.fork_server import ENGINE_NAME
 from omni_server.protocol.parent_watch import watch_parent
 
+warnings.simplefilter("ignore", FutureWarning)  # from libraries about each other
 # Once, in the process that engines are forked from (`stages.runtime.cpu_platform`).
 current_platform.register_triton_kernel_overrides()
 
@@ -26,7 +27,6 @@ def run_engine(environment: Mapping[str, str], arguments: Mapping[str, Any]) -> 
     """
     set_process_title(ENGINE_NAME)  # needs the environment that it was started with
     watch_parent()
-    warnings.simplefilter("ignore", FutureWarning)  # from libraries about each other
     # Keeps the fork server's imports shared: the collector would write to each of their pages.
     gc.freeze()
     gc.enable()
