@@ -1,6 +1,7 @@
 """What a process that reads a stranger's file may do, and what becomes of it."""
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -236,7 +237,7 @@ def test_the_program_does_not_outlive_the_server(tmp_path: Path) -> None:
         assert server.stdout is not None
         server.stdout.readline()
         (program,) = _children(server.pid)
-        (waiting,) = _children(program)
+        *_, waiting = _children(program)
         server.kill()
     _wait_until_gone(program)
     _wait_until_gone(waiting)
@@ -276,7 +277,7 @@ def test_a_program_that_was_killed_is_started_again(tmp_path: Path) -> None:
     reader = _reader(tmp_path, "output.write(b'x')")
     assert _read(reader) == b"x"
     program = _program()
-    (waiting,) = _children(program)
+    *_, waiting = _children(program)
     os.kill(program, signal.SIGKILL)
     _wait_until_gone(waiting)
     assert _read(reader) == b"x"
@@ -297,8 +298,11 @@ def test_who_reads_while_the_program_is_killed_is_told(tmp_path: Path) -> None:
 def test_a_process_that_was_killed_while_it_waited_is_replaced(tmp_path: Path) -> None:
     reader = _reader(tmp_path, "output.write(b'x')")
     assert _read(reader) == b"x"
-    (waiting,) = _children(_program())
+    *_, waiting = _children(_program())
+    ended = os.pidfd_open(waiting)
     os.kill(waiting, signal.SIGKILL)
+    select.select([ended], [], [])
+    os.close(ended)
     assert _read(reader) == b"x"
 
 
