@@ -70,11 +70,13 @@ async def read_json(request: Request) -> object:
             "Unsupported media type: only 'Content-Type: application/json' is accepted.",
             code="invalid_content_type",
         )
-    data = await request.body()
+    data = bytearray()  # not `request.body()`, which the request would keep
+    async for chunk in request.stream():
+        data += chunk
     return _parse(data) if len(data) <= _PARSE_INLINE_BYTES else await asyncio.to_thread(_parse, data)
 
 
-def _parse(data: bytes) -> object:
+def _parse(data: bytearray) -> object:
     if has_too_many_values(data):
         raise RequestTooLargeError(
             "The request body has more values than this server reads: "
@@ -90,7 +92,7 @@ def _parse(data: bytes) -> object:
     return parsed
 
 
-def has_too_many_values(text: bytes | str) -> bool:
+def has_too_many_values(text: bytearray | str) -> bool:
     """Every value but the outermost one follows one of these marks."""
     counts = map(text.count, _MARKS) if isinstance(text, str) else map(text.count, _MARKS.encode())
     return sum(counts) > MAX_JSON_MARKS

@@ -22,8 +22,8 @@ DAMAGED, UNKNOWN_FORMAT, TOO_LARGE, EXTREME_RATIO, TOO_MUCH_TEXT = range(3, 8)
 """The first is also `limited_program`'s, if memory runs out."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
-HEADER_BYTES, BYTES_PER_PIXEL = 128 << 20, 16
-"""Memory. Pillow unpacks up to 64 MiB of text. Transparency takes most per pixel: three layers of 4 bytes."""
+HEADER_BYTES, BYTES_PER_PIXEL = 64 << 20, 16
+"""Memory. Transparency takes most per pixel: three layers of 4 bytes."""
 HEADER_S, S_PER_MEGABYTE, S_PER_MEGAPIXEL = 2.0, 0.1, 0.1
 """CPU time. A CMYK JPEG of 49 megapixels and 68 MB took 5.0 s, a PNG with transparency of 135 MB 4.0 s."""
 

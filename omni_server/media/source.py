@@ -57,10 +57,10 @@ class MediaSource:
 
     def _read_data_url(self, url: str) -> bytes:
         """RFC 2397: `data:[<media type>][;base64],<data>`. Ignores the media type."""
-        header, comma, payload = url[len("data:") :].partition(",")
+        header, comma, payload = url.partition(",")
         if not comma:
             raise InvalidRequestError("The data: URL has no comma before its data.", code="invalid_url")
-        is_base64 = header.split(";")[-1].strip().lower() == "base64"
+        is_base64 = header[len("data:") :].split(";")[-1].strip().lower() == "base64"
         # Percent-encoded base64 has at most four characters per byte: a bound before any copy.
         self._limits.check_size(-(-len(payload) // 4))
         if is_base64:
@@ -79,7 +79,8 @@ def decode_base64(text: str) -> bytes:
 
     Raises `InvalidRequestError` with code `invalid_base64`, also for empty data.
     """
-    compact = text.translate(_ASCII_WHITESPACE)
+    has_whitespace = any(character in text for character in string.whitespace)
+    compact = text.translate(_ASCII_WHITESPACE) if has_whitespace else text  # megabytes are not copied
     try:
         # Python's strict mode accepts any amount of padding after a whole group.
         if len(compact) % 4 or compact.endswith("==="):
