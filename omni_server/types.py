@@ -357,7 +357,7 @@ class AboutModel:
     longest_passage: Annotated[int, Field(ge=1)] | None = None
     """Letters that the model can read per request if it spells all words; None if it sets no limit."""
     understands_speech: bool = True
-    """False: transcriptions are refused."""
+    """False: the page says so and transcribes nothing."""
 
 
 @dataclass(frozen=True)

@@ -123,8 +123,6 @@ def check_transcribes(model: ModelInfo) -> None:
     """Raises `InvalidRequestError` for a model that cannot."""
     if "audio" not in model.input_modalities:
         raise unsupported("This model does not take audio input.", "model")
-    if model.about is not None and not model.about.understands_speech:
-        raise unsupported("This model does not understand speech: it cannot transcribe.", "model")
 
 
 def _speech_output(body: ChatCompletionRequest, model: ModelInfo) -> tuple[SpeechOutput, AudioFormat] | None:

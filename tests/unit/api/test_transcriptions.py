@@ -13,10 +13,10 @@ from fastapi import FastAPI
 from omni_server.api.config import ApiConfig
 from omni_server.errors import InvalidRequestError, OverloadedError, StageDeadError
 from omni_server.media.limits import MediaLimits
-from omni_server.types import AboutModel, ReadAloud, TextDelta, Transcribe
+from omni_server.types import ReadAloud, TextDelta, Transcribe
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import app_of, error_of, http_client, media, openai_client, tone
-from tests.unit.api.fake_generator import MODEL, PROMPT, TEXT, WORDS, FakeGenerator, Hang, finished
+from tests.unit.api.fake_generator import PROMPT, TEXT, WORDS, FakeGenerator, Hang, finished
 from tests.unit.api.sse_validator import parse_frames
 from tests.unit.media.containers import FRAGMENTED_MP4, LIVE_WEBM, record
 
@@ -242,14 +242,6 @@ async def test_bad_form_is_refused(
     error = error_of(await post_form(app_of(generator), fields, file))
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
     assert generator.requests == []
-
-
-@pytest.mark.parametrize("url", [TRANSCRIBE, TRANSLATE])
-async def test_a_model_that_understands_no_speech_transcribes_none(url: str) -> None:
-    generator = FakeGenerator(replace(MODEL, about=AboutModel(understands_speech=False)))
-    error = error_of(await post_form(app_of(generator), {}, WAV, url=url))
-    assert (error["param"], error["code"]) == ("model", "unsupported_value")
-    assert error["message"] == "This model does not understand speech: it cannot transcribe."
 
 
 @pytest.mark.parametrize("file", [b"", b"\0" * 999, WAV[:20], tone(num_samples=100)])

@@ -27,9 +27,10 @@ export const apiKey = {
 };
 
 /**
- * What is served: `{id, answers, voices: [{id, name}], inputs, images, about}`; `answers` is false for a model
- * that only makes images, `voices` is empty for one that cannot speak, `images` are those of the API, and
- * `about` is `{notice, example_prompts, understands_speech}`; both may be null.
+ * What is served: `{id, answers, hearsSpeech, voices: [{id, name}], inputs, images, about}`; `answers` is false
+ * for a model that only makes images, `hearsSpeech` for one that does not understand what it hears, `voices` is
+ * empty for one that cannot speak, `images` are those of the API, and `about` is `{notice, example_prompts}`;
+ * both may be null.
  */
 export async function describeModel() {
   const { data } = await (await request("v1/models")).json();
@@ -38,6 +39,7 @@ export async function describeModel() {
   return {
     id: model.id,
     answers: model.modalities?.output?.some((kind) => kind !== "image") ?? true,
+    hearsSpeech: model.about?.understands_speech ?? true,
     voices: speaks ? ((await listVoices()) ?? (model.voices ?? []).map((id) => ({ id, name: id }))) : [],
     inputs: model.modalities?.input ?? ["text", "audio", "image", "video"],
     images: model.images ?? null,

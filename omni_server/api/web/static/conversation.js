@@ -140,7 +140,7 @@ function session(model) {
   return {
     instructions,
     max_output_tokens: maxTokens ?? "inf",
-    audio: { input: { transcription: writesDown ? {} : null }, output: { voice: voiceOf(model) } },
+    audio: { input: { transcription: writesDown && model.hearsSpeech ? {} : null }, output: { voice: voiceOf(model) } },
   };
 }
 
@@ -155,7 +155,7 @@ settings.watch(({ writesDown }) => {
 });
 served.watch(() => {
   element("talk-toggle").disabled = served.model === null;
-  if (served.model?.about?.understands_speech === false) show("talk-problem", NOT_UNDERSTOOD);
+  if (served.model?.hearsSpeech === false) show("talk-problem", NOT_UNDERSTOOD);
 });
 // Nobody should be heard by a tab that is not seen.
 watchTabs((name) => {

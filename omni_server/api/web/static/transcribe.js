@@ -109,7 +109,8 @@ element("transcribe-record").addEventListener("click", () =>
 element("transcribe-stop").addEventListener("click", () => abort.abort());
 copyButton(element("transcript-copy"), () => element("transcript").textContent);
 served.watch(() => {
-  const isDeaf = served.model?.about?.understands_speech === false;
-  for (const id of ["transcribe-choose", "transcribe-record"]) element(id).disabled = isDeaf || !served.isReady;
-  if (isDeaf) show("transcribe-problem", "This model does not understand speech: it cannot transcribe.");
+  const isRefused = served.model?.hearsSpeech === false;
+  for (const id of ["transcribe-choose", "transcribe-record"])
+    element(id).disabled = isRefused || !served.isReady;
+  if (isRefused) show("transcribe-problem", "This model does not understand speech: it cannot transcribe.");
 });

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +9,8 @@ import pytest
 
 from omni_server.api.state import ServerState
 from omni_server.errors import OverloadedError
-from omni_server.types import AboutModel, AudioDelta, AudioPart, TextDelta, TextDone, TextPart, Transcribe
+from omni_server.types import AudioDelta, AudioPart, TextDelta, TextDone, TextPart, Transcribe
 from tests.unit.api.fake_generator import (
-    MODEL,
     TEXT,
     FakeGenerator,
     Hang,
@@ -237,17 +235,6 @@ async def test_long_pieces_of_audio_do_not_keep_other_requests_waiting(kind: str
         await client.nothing_comes()
         assert threads
         assert threading.get_ident() not in threads
-
-
-async def test_a_model_that_understands_no_speech_transcribes_none() -> None:
-    generator = FakeGenerator(replace(MODEL, about=AboutModel(understands_speech=False)))
-    async with RealtimeClient(generator) as client:
-        await client.opened(audio={"input": {"turn_detection": None, "transcription": {}}})
-        await client.append(voice(0.5))
-        await client.send("input_audio_buffer.commit")
-        event = await client.until("conversation.item.input_audio_transcription.failed")
-        assert event["error"]["message"] == "This model does not understand speech: it cannot transcribe."
-        assert generator.tasks == []
 
 
 async def test_a_transcription_that_fails_harms_nothing() -> None:
