@@ -177,11 +177,14 @@ def while_a_video_is_decoded(scene: Scene) -> None:
 
 
 def decoders_of(pid: int) -> set[int]:
-    """Those that have begun with their program: where one is stopped before, the server waits for it to
-    begin."""
+    """Those with a file: the last one of each program waits for the next."""
+    programs = [child for child in children_of(pid) if "limited_program" in command_line(child)]
+    return {decoder for program in programs for decoder in children_of(program)[:-1]}
+
+
+def children_of(pid: int) -> list[int]:
     tasks = Path(f"/proc/{pid}/task").iterdir()
-    children = {int(child) for task in tasks for child in (task / "children").read_text().split()}
-    return {child for child in children if "limited_program" in command_line(child)}
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def in_the_thinkers_prompt(scene: Scene) -> None:
