@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +12,8 @@ import pytest
 from omni_server.engine.process_files import PREFIX
 from tests.faults.full_disk import full
 from tests.faults.supervised_server import ANSWER_TIMEOUT_S, Listening, SupervisedServer, samples, stopped
-from tests.faults.test_client_gone import RELEASE_TIMEOUT_S, check_same
-from tests.integration.server_process import ROOT, wait_until
+from tests.faults.test_client_gone import check_same
+from tests.integration.server_process import wait_until
 from tests.integration.test_server import ENDLESS, STREAM, answer_to, outcome, spoken, written
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.schema import check_error
@@ -70,47 +68,6 @@ def test_stage_that_has_no_room_for_temporary_files_is_back_when_there_is_some(
     assert (outcome(answer_to(client, spoken())), outcome(answer_to(client, written()))) == before
     patient.wait_for_baseline(client, baseline)
     assert "Traceback" not in patient.log[log_length:]
-
-
-def heed_ctrl_c() -> None:
-    """Tests that a shell started in the background inherit that it is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def test_ctrl_c_in_the_chat_command_releases_its_request(
-    patient: SupervisedServer, client: httpx2.Client
-) -> None:
-    """At once: the engine that has it is stopped."""
-    before = outcome(answer_to(client, spoken()))
-    patient.wait_until_idle()
-    baseline = patient.baseline(client)
-    command = [
-        sys.executable,
-        "-m",
-        "omni_server.cli.main",
-        "chat",
-        "--url",
-        patient.url,
-        "--no-play",
-        "--once",
-        "Hi",
-    ]
-    with stopped(patient, "thinker"):
-        with subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            preexec_fn=heed_ctrl_c,
-        ) as chat:
-            wait_until(lambda: samples(client)["omni_requests_running"] == 1, ANSWER_TIMEOUT_S)
-            chat.send_signal(signal.SIGINT)
-            assert chat.wait(30) == 130
-            assert chat.stderr is not None
-            assert b"Traceback" not in chat.stderr.read()
-        wait_until(lambda: samples(client)["omni_requests_running"] == 0, RELEASE_TIMEOUT_S)
-    assert outcome(answer_to(client, spoken())) == before
-    patient.wait_for_baseline(client, baseline)
 
 
 def test_deadline_releases_a_request_wherever_it_is(patient: SupervisedServer, client: httpx2.Client) -> None:
