@@ -137,19 +137,6 @@ class ArStage(CommonStage):
     predictor_sampling: PredictorSampling = PredictorSampling()
     """How the codes that the model adds to each sampled token are sampled. Only for a stage that predicts
     codes, such as Qwen3-Omni's talker."""
-    step_interval_per_stream_ms: Annotated[float, Field(ge=0, le=2)] = 0
-    """Shortest time from step to step, per active stream (`max_num_seqs` streams at most), while a
-    `diffusion` stage on the same GPU is busy. The total is 18 ms at most. Ignored on CPU."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_gone(cls, value: object) -> object:
-        if isinstance(value, dict) and "busy_step_interval_ms" in value:
-            raise ValueError(
-                "busy_step_interval_ms is now step_interval_per_stream_ms, which is multiplied by the number "
-                "of utterances under way: write 0.21 for steps 13 ms apart where 64 speak at once"
-            )
-        return value
 
     @property
     def num_ranks(self) -> int:

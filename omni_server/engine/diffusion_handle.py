@@ -31,9 +31,8 @@ class DiffusionHandle(EngineHandle[EventAsyncLLM]):
 
         Requests with the lowest `priority` are computed first, and the earliest of equal ones. The engine
         compares priorities only with each other, never with a clock. `num_streams` is the number of active
-        streams, including this one, if known: a single stream does not wait for others, and with many streams
-        the steps of other stages are throttled (`StepThrottleSpec`). `on_event` gets what the stage reports
-        before its result.
+        streams, including this one, if known: a single stream does not wait for others. `on_event` gets what
+        the stage reports before its result.
 
         Cancelling the call aborts the request. Raises `StageError` (`CorruptDataError` if the data is
         corrupt) or `StageDeadError`.

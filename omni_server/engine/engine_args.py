@@ -80,14 +80,12 @@ def diffusion_engine_args(
     hf_overrides: HfOverrides | None,
     carries_state: bool,
     stepwise: StepwiseEngine | None = None,
-    announces_to: tuple[str, ...] = (),
 ) -> AsyncEngineArgs:
     """Returns the arguments of a stage's `AsyncLLM`. Its requests are `PoolingParams(task="plugin", ...)`.
 
     `hf_overrides` selects the stage's part of the checkpoint's config. With `carries_state`, requests may be
     windows of a stream, whose state the model keeps for the next one. With `stepwise`, they take many steps.
-    `announces_to`: sockets of stages that yield to its batches. Raises `ConfigError` if the stage asks for
-    what such an engine cannot do.
+    Raises `ConfigError` if the stage asks for what such an engine cannot do.
     """
     # A request is computed whole, in one step. Other dependencies between requests are up to the model.
     whole: dict[str, Any] = {"enable_chunked_prefill": False, "enable_prefix_caching": False}
@@ -102,7 +100,6 @@ def diffusion_engine_args(
         compute_dtype=stage.compute_dtype(platform),
         is_fast=on_gpu and not stage.engine_args.get("enforce_eager", False),
         num_streams=stage.num_stream_slots if carries_state else 0,
-        announces_to=announces_to,
     )
     arguments = _common(model_dir, stage, platform, load_format, hf_overrides) | {
         "runner": "pooling",

@@ -38,12 +38,10 @@ from omni_server.engine.process_files import (
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.engine.start_progress import StartProgress
 from omni_server.family import FamilyModel, ModelFamily
-from omni_server.protocol.local_socket import new_socket_name
 from omni_server.protocol.runtime_config import (
     PredictorSamplingSpec,
     QueueSpec,
     StageRuntimeConfig,
-    StepThrottleSpec,
 )
 from omni_server.replica_name import replica_names
 from omni_server.transport.block_ledger import BlockLedger
@@ -189,28 +187,6 @@ def _make_queues(
     return specs
 
 
-def step_throttles(config: StageConfig) -> dict[str, StepThrottleSpec]:
-    """Returns the throttles, by replica, of autoregressive stages with a step interval that share a GPU with
-    a decoder. Each has its own socket, a new one at each call. Empty on CPU."""
-    if config.platform != "cuda":
-        return {}
-    with_decoder = {
-        device
-        for stage in config.stages.values()
-        if isinstance(stage, DiffusionStage)
-        for device in stage.devices
-    }
-    return {
-        replica: StepThrottleSpec(
-            new_socket_name(), stage.step_interval_per_stream_ms / 1000, stage.max_num_seqs
-        )
-        for name, stage in config.stages.items()
-        if isinstance(stage, ArStage) and stage.step_interval_per_stream_ms
-        for number, replica in enumerate(replica_names(name, stage.replicas))
-        if not with_decoder.isdisjoint(stage.devices_of(number))
-    }
-
-
 @dataclass
 class EngineBuilder:
     """Builds engines, at startup and again after one has died. The queues stay the same as long as the server
@@ -225,7 +201,6 @@ class EngineBuilder:
     load_format: str
 
     def __post_init__(self) -> None:
-        self._throttles = step_throttles(self.config)
         # On CPUs vLLM sets variables in this process whenever it creates an engine's config. All engines get
         # the same environment, including those of a restart.
         self._variables = dict(os.environ)
@@ -248,7 +223,6 @@ class EngineBuilder:
             row_table=isinstance(received, Embeddings) and received.text_ids,
             # Operators who want batch-invariant sums get them from vLLM's kernels.
             decoding_kernels=not vllm_envs.VLLM_BATCH_INVARIANT,
-            step_throttle=self._throttles.get(replica),
             num_predicted=0 if speech is None or speech.source != name else self.config.frames.num_predicted,
             predictor_sampling=PredictorSamplingSpec(**stage.predictor_sampling.model_dump()),
         )
@@ -276,18 +250,8 @@ class EngineBuilder:
             hf_overrides=self.family.hf_overrides(stage.model_stage),
             stepwise=spec.stepwise,
             carries_state=self.config.carries_state,
-            announces_to=self._throttled_on(set(stage.devices_of(number))),
         )
         return await self._build(replica, stage, number, EventAsyncLLM, arguments, progress)
-
-    def _throttled_on(self, devices: set[int]) -> tuple[str, ...]:
-        """The sockets of the replicas that share a device with a decoder on `devices`, and yield to it."""
-        return tuple(
-            self._throttles[replica].socket
-            for name, stage in self.config.stages.items()
-            for number, replica in enumerate(replica_names(name, stage.replicas))
-            if replica in self._throttles and not devices.isdisjoint(stage.devices_of(number))
-        )
 
     def _folder(self, name: str) -> Path:
         """Where the stage's weights are."""

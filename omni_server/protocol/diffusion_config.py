@@ -28,10 +28,8 @@ class DiffusionRuntimeConfig(msgspec.Struct, frozen=True):
     """Where the worker reports during startup; a different socket each time."""
     has_low_gpu_priority: bool = False
     """Under NVIDIA's Multi-Process Service: kernels of other stages take precedence."""
-    announces_to: tuple[str, ...] = ()
-    """`StepThrottleSpec.socket` of each stage notified of this one's batches; different at each start."""
 
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""
-        lasting = msgspec.structs.replace(self, progress=None, has_low_gpu_priority=False, announces_to=())
+        lasting = msgspec.structs.replace(self, progress=None, has_low_gpu_priority=False)
         return hashlib.sha256(repr(lasting).encode()).hexdigest()

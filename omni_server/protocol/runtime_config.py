@@ -27,17 +27,6 @@ class QueueSpec(msgspec.Struct, frozen=True):
     """That of the producer's replica."""
 
 
-class StepThrottleSpec(msgspec.Struct, frozen=True):
-    """The interval between a stage's steps while a decoder on the same GPU is busy."""
-
-    socket: str
-    """Where the stage is notified of the decoder's batches; see `omni_server.protocol.local_socket`."""
-    interval_per_stream_s: float
-    """Seconds between the starts of two steps, per active stream."""
-    max_streams: int
-    """More streams than this do not lengthen the interval."""
-
-
 class PredictorSamplingSpec(msgspec.Struct, frozen=True):
     """Settings in place of the model's own (`stages.runtime.code_sampling.CodeSampling`); None keeps one."""
 
@@ -65,8 +54,6 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     decoding_kernels: bool = True
     """On a GPU, the linear layers and attention of a decoding step run our kernels, not vLLM's, and so do the
     layers of a code predictor, not torch's."""
-    step_throttle: StepThrottleSpec | None = None
-    """None: the stage runs its steps as fast as it can."""
     num_predicted: int = 0
     """Codes that the model predicts for each sampled token (`TokenFrames.num_predicted`)."""
     predictor_sampling: PredictorSamplingSpec = PredictorSamplingSpec()

@@ -6,7 +6,7 @@ base class.
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import torch
 from vllm.config import VllmConfig
@@ -17,8 +17,7 @@ from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 
-from omni_server.protocol.diffusion import INPUT_KEY, STREAMS_KEY
-from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
+from omni_server.protocol.diffusion import INPUT_KEY
 from omni_server.transport.result import Failure, encode_failure
 from stages.runtime.diffusion_model import (
     DiffusionBatch,
@@ -26,7 +25,6 @@ from stages.runtime.diffusion_model import (
     RejectedRequestsError,
     split_output,
 )
-from stages.runtime.step_throttle import BatchAnnouncer
 
 logger = init_logger(__name__)
 
@@ -42,10 +40,6 @@ class DiffusionModelRunnerMixin:
         super().__init__(vllm_config, device)  # type: ignore[call-arg]
         self._requests: dict[str, NewRequestData] = {}
         self._model: DiffusionModel
-        config = vllm_config.additional_config
-        self._announcer = BatchAnnouncer(
-            config.announces_to if isinstance(config, DiffusionRuntimeConfig) else ()
-        )
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Raises `TypeError` for a model that is not a `DiffusionModel`."""
@@ -90,11 +84,10 @@ class DiffusionModelRunnerMixin:
 
     def _run(self, request_ids: list[str]) -> list[torch.Tensor | Failure]:
         """Returns each request's tensor or failure, in the order of `request_ids`."""
-        extras = {request_id: self._extra(request_id) for request_id in request_ids}
         inputs = {
             request_id: payload
-            for request_id, extra in extras.items()
-            if isinstance(payload := extra.get(INPUT_KEY), bytes)
+            for request_id in request_ids
+            if isinstance(payload := self._extra(request_id).get(INPUT_KEY), bytes)
         }
         token_ids = [self._requests[request_id].prompt_token_ids or [] for request_id in inputs]
         batch = DiffusionBatch(
@@ -102,12 +95,7 @@ class DiffusionModelRunnerMixin:
             tuple(torch.tensor(ids, dtype=torch.int64) for ids in token_ids),
             tuple(inputs.values()),
         )
-        streams = [extras[request_id].get(STREAMS_KEY) for request_id in inputs]
-        num_streams = max((value for value in streams if isinstance(value, int)), default=1)
-        # A single stream never waits behind others, so it announces nothing. The results are on the CPU when
-        # `_run_batch` returns, so the device has finished the batch by then.
-        with self._announcer.announced(num_streams) if num_streams > 1 else nullcontext():
-            results = self._run_batch(batch)
+        results = self._run_batch(batch)
         missing = f"the request has no '{INPUT_KEY}' of type bytes"
         return [results.get(request_id, missing) for request_id in request_ids]
 

@@ -8,14 +8,11 @@ from typing import Any
 import torch
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.platforms import current_platform
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from omni_server.protocol.device_memory import slack_bytes
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
-from omni_server.protocol.runtime_config import StageRuntimeConfig, StepThrottleSpec
 from omni_server.protocol.start_report import Phase
 from stages.runtime import engine_start
 from stages.runtime.diffusion_runner import DiffusionModelRunnerMixin
@@ -30,7 +27,6 @@ from stages.runtime.memory import (
     start_measuring,
     torch_limit,
 )
-from stages.runtime.step_throttle import StepThrottle
 
 VllmWorker: Any = object
 """For mypy. At run time the mixins are combined with vLLM's worker for the platform."""
@@ -147,36 +143,6 @@ class StageWorkerMixin(VllmWorker):
         return super().compile_or_warm_up_model()
 
 
-class ThrottledWorkerMixin(VllmWorker):
-    """Extends vLLM's worker for the platform: delays its steps according to
-    `StageRuntimeConfig.step_throttle`.
-
-    Only the first rank waits. The others wait for it in the first collective operation of their step.
-    """
-
-    vllm_config: VllmConfig
-    rank: int
-    _throttle: StepThrottle | None = None
-
-    def init_device(self) -> None:
-        super().init_device()
-        match self.vllm_config.additional_config:
-            case StageRuntimeConfig(step_throttle=StepThrottleSpec() as spec) if self.rank == 0:
-                self._throttle = StepThrottle(spec)
-
-    def execute_model(
-        self, scheduler_output: SchedulerOutput
-    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
-        if self._throttle is not None and scheduler_output.total_num_scheduled_tokens > 0:
-            self._throttle.wait()
-        return super().execute_model(scheduler_output)
-
-    def shutdown(self) -> None:
-        if self._throttle is not None:
-            self._throttle.close()
-        super().shutdown()
-
-
 def expert_warm_up_sizes(max_num_batched_tokens: int) -> list[int]:
     """Numbers of tokens of a step that together use all kernels of a mixture of experts above 256 tokens.
 
@@ -192,7 +158,7 @@ def expert_warm_up_sizes(max_num_batched_tokens: int) -> list[int]:
 _Base: type = platform_worker_class()
 
 
-class ARWorker(ThrottledWorkerMixin, StageWorkerMixin, _Base):
+class ARWorker(StageWorkerMixin, _Base):
     """The worker of autoregressive stages. `VLLM_USE_V2_MODEL_RUNNER` selects the model runner generation.
     The server sets it unless an operator has: V2 on GPUs, V1 on CPUs."""
 

@@ -17,7 +17,7 @@ class Measured:
     settings: str
     callers: int
     distance_s: float
-    """`step_interval_per_stream_ms`, in seconds."""
+    """Shortest time between the starts of two steps, per stream: the server had it then."""
     pause_s: float
     """Longest pause for a first window."""
     ramps: tuple[tuple[int, tuple[int, ...]], ...]

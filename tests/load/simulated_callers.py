@@ -133,7 +133,7 @@ def interpolated(points: tuple[tuple[float, float], ...], at: float) -> float:
 
 @dataclass(frozen=True)
 class SharingRules:
-    """How stages cooperate on a shared GPU (`stages.runtime.step_throttle`, `batching_delay`)."""
+    """How stages cooperate on a shared GPU (`stages.runtime.batching_delay`)."""
 
     max_pause_s: float = 0.0
     """Longest pause of a language model for a code2wav step with a first window. Servers no longer pause;
@@ -141,7 +141,7 @@ class SharingRules:
     pause_savings_s: float = 0.06
     pause_per_second: float = 0.5
     distance_per_stream_s: float = 0.00021
-    """Between the starts of two steps while code2wav is busy (`step_interval_per_stream_ms`)."""
+    """Between the starts of two steps while code2wav is busy."""
     max_distance_s: float = 0.018
     wide_distance_s: float = 0.005
     """There were no pauses from this distance up."""

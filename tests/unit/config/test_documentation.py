@@ -66,9 +66,6 @@ def test_types_bounds_and_defaults_are_in_words() -> None:
     assert rows["tensor_parallel_size"].startswith(
         "| `tensor_parallel_size` | integer, at least 1 | `1` | Ranks"
     )
-    assert rows["step_interval_per_stream_ms"].startswith(
-        "| `step_interval_per_stream_ms` | number, at least 0, at most 2 | `0` | Shortest"
-    )
     assert "| `temperature` | number, at least 0, at most 2; or `null` | `null` |" in field_table(
         SamplingDefaults
     )

@@ -340,13 +340,6 @@ def test_the_key_that_the_ramp_replaced_is_refused_with_what_to_write() -> None:
     )
 
 
-def test_the_key_that_the_distance_per_utterance_replaced_is_refused_with_what_to_write() -> None:
-    assert refusal(deployment_with("stages.talker.busy_step_interval_ms", 11)) == (
-        "busy_step_interval_ms is now step_interval_per_stream_ms, which is multiplied by the number of utterances "
-        "under way: write 0.21 for steps 13 ms apart where 64 speak at once"
-    )
-
-
 def test_the_longest_window_is_what_the_plan_can_cut() -> None:
     assert ChunkPlan(past_blocks=3, new_blocks=(1, 6, 4), future_blocks=2).longest_window_blocks == 11
     assert ChunkPlan(mode="whole").longest_window_blocks is None
