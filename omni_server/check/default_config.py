@@ -12,7 +12,8 @@ from omni_server.check.machine import (
     memory_of_this_machine,
     refuse_cuda_build_without_gpu,
 )
-from omni_server.check.placement import ModelSizes, Quantization, check_cpu_plan, plan
+from omni_server.check.memory import ModelSizes
+from omni_server.check.placement import Quantization, check_cpu_plan, plan
 from omni_server.check.safetensors_headers import read_weights
 from omni_server.config.load import find_shipped_config, find_stage_config, load_stage_config
 from omni_server.config.stage_config import StageConfig

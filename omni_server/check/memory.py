@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from omni_server.check.machine import BFLOAT16_CAPABILITY, Gpu
 from omni_server.check.report import DeviceMemory, Report, StageMemory, gb
 from omni_server.check.safetensors_headers import StoredWeights
+from omni_server.checkpoint_files import num_bits
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage, Stage
 from omni_server.family import StageFootprint
@@ -32,9 +33,21 @@ PROCESS_BYTES = 600_000_000
 """Estimate per process on a CPU, without weights and KV cache: the demo's server and three engines used
 2.4 GB."""
 
-_NUM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FP8_METHODS = ("online", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 """vLLM's methods that quantize to FP8 while loading weights."""
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    name: str
+    """For messages."""
+    footprints: Mapping[str, StageFootprint]
+    """By stage."""
+    stored: StoredWeights
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(math.prod(shape) for stage in self.footprints.values() for shape in stage.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -65,19 +78,14 @@ class StageNeeds:
 
 
 def stage_needs(
-    name: str,
-    config: StageConfig,
-    footprint: StageFootprint,
-    stored: StoredWeights,
-    total: int | None,
-    replica: int = 0,
+    name: str, config: StageConfig, model: ModelSizes, total: int | None, replica: int = 0
 ) -> StageNeeds:
     """What one replica of the stage needs. `total` is the size of its GPU in bytes; None if it runs on a
     CPU."""
-    stage = config.stages[name]
+    stage, footprint = config.stages[name], model.footprints[name]
     tensor_ranks = stage.tensor_parallel_size if isinstance(stage, ArStage) else 1
     ranks = 1
-    value_bytes = _NUM_BYTES[_dtype(stage, footprint)]
+    value_bytes = num_bits(_dtype(stage, footprint)) // 8
     share = None if total is None else int(total * stage.gpu_memory_utilization)
     reserve = PROCESS_BYTES if total is None else OUTSIDE_TORCH_BYTES
     if total is not None and isinstance(stage, ArStage):
@@ -94,7 +102,7 @@ def stage_needs(
         name=replica_names(name, stage.replicas)[replica],
         devices=() if total is None else stage.devices_of(replica),
         share=share,
-        weights=_weight_bytes(stage, footprint, stored) // ranks,
+        weights=_weight_bytes(stage, footprint, model.stored) // ranks,
         state=num_streams * footprint.stream_state_bytes,
         activations=max(values * value_bytes, footprint.preparation_bytes) // ranks,
         reserve=reserve,
@@ -148,7 +156,7 @@ def _weight_bytes(stage: Stage, footprint: StageFootprint, stored: StoredWeights
     """Size in memory. Weights stored smaller than config.json says keep their stored size."""
     if footprint.weight_bytes is not None:
         return footprint.weight_bytes
-    num_bytes = 4 if footprint.loads_float32 else _NUM_BYTES[_dtype(stage, footprint)]
+    num_bytes = 4 if footprint.loads_float32 else num_bits(_dtype(stage, footprint)) // 8
     quantizable = footprint.quantizable
     total = 0.0
     for name, shape in footprint.tensors.items():
@@ -167,13 +175,7 @@ def _weight_bytes(stage: Stage, footprint: StageFootprint, stored: StoredWeights
     return math.ceil(total)
 
 
-def check_gpu_memory(
-    config: StageConfig,
-    footprints: Mapping[str, StageFootprint],
-    stored: StoredWeights,
-    gpus: list[Gpu],
-    report: Report,
-) -> None:
+def check_gpu_memory(config: StageConfig, model: ModelSizes, gpus: list[Gpu], report: Report) -> None:
     """Compares stages with their shares and shares with devices. Adds findings to `report`."""
     by_index = {gpu.memory.index: gpu for gpu in gpus}
     used = sorted({device for stage in config.stages.values() for device in stage.devices})
@@ -191,12 +193,12 @@ def check_gpu_memory(
         for number in range(stage.replicas):
             devices = stage.devices_of(number)
             gpu = next((by_index[device] for device in devices if device in by_index), None)
-            if gpu is None or name not in footprints:
+            if gpu is None or name not in model.footprints:
                 continue
-            need = stage_needs(name, config, footprints[name], stored, gpu.memory.total, number)
+            need = stage_needs(name, config, model, gpu.memory.total, number)
             needs[need.memory.name] = need
             report.stages.append(need.memory)
-            problems += _dtype_problems(name, stage, footprints[name].dtype, gpu)
+            problems += _dtype_problems(name, stage, model.footprints[name].dtype, gpu)
             if "kv_cache_memory_bytes" in stage.engine_args:
                 problems += _kv_problems(name, need)
         report.errors("memory", dict.fromkeys(problems))
@@ -209,23 +211,18 @@ def check_gpu_memory(
 
 
 def check_cpu_memory(
-    config: StageConfig,
-    footprints: Mapping[str, StageFootprint],
-    stored: StoredWeights,
-    machine: DeviceMemory,
-    shared_memory: int,
-    report: Report,
+    config: StageConfig, model: ModelSizes, machine: DeviceMemory, shared_memory: int, report: Report
 ) -> None:
     """Compares all stages' sum with the machine's memory. `shared_memory`: bytes of queues, included."""
     report.devices.append(machine)
     for name in config.stages:
-        if name not in footprints:
+        if name not in model.footprints:
             continue
-        needs = stage_needs(name, config, footprints[name], stored, None)
+        needs = stage_needs(name, config, model, None)
         names = replica_names(name, config.stages[name].replicas)
         report.stages += [replace(needs.memory, name=replica) for replica in names]
         field = f"stages.{name}.engine_args.kv_cache_memory_bytes"
-        if footprints[name].kv is None:
+        if model.footprints[name].kv is None:
             continue
         if needs.memory.kv_cache is None:
             report.warn(

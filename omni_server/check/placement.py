@@ -12,16 +12,15 @@ from omni_server.check.machine import BFLOAT16_CAPABILITY, Gpu
 from omni_server.check.memory import (
     CAPTURE_SIZE,
     PROCESS_BYTES,
+    ModelSizes,
     StageNeeds,
     largest_graph,
     stage_needs,
 )
 from omni_server.check.report import DeviceMemory, gb
-from omni_server.check.safetensors_headers import StoredWeights
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import DiffusionStage, Stage
 from omni_server.errors import ConfigError
-from omni_server.family import StageFootprint
 
 Quantization = Literal["fp8", "awq", "gptq"]
 
@@ -34,19 +33,6 @@ _SHARE_STEPS = 10_000
 _INT4 = "awq"
 _INT4_BITS = 4.16
 """4 bits, plus a 16-bit scale and a 4-bit zero point per group of 128."""
-
-
-@dataclass(frozen=True)
-class ModelSizes:
-    name: str
-    """For messages."""
-    footprints: Mapping[str, StageFootprint]
-    """By stage."""
-    stored: StoredWeights
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(math.prod(shape) for stage in self.footprints.values() for shape in stage.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -98,10 +84,7 @@ def plan(
 
 def check_cpu_plan(machine: DeviceMemory, config: StageConfig, model: ModelSizes) -> None:
     """Raises `ConfigError` if the stages do not fit the machine's memory."""
-    needs = [
-        stage_needs(name, config, footprint, model.stored, None)
-        for name, footprint in model.footprints.items()
-    ]
+    needs = [stage_needs(name, config, model, None) for name in model.footprints]
     total = sum(need.memory.taken + (need.memory.kv_cache or 0) for need in needs) + PROCESS_BYTES
     if machine.free is not None and total > machine.free:
         raise ConfigError(
@@ -229,10 +212,7 @@ def _least(stage: Stage, need: StageNeeds) -> int:
 
 
 def _needs(config: StageConfig, devices: _Devices, model: ModelSizes) -> dict[str, StageNeeds]:
-    return {
-        name: stage_needs(name, config, model.footprints[name], model.stored, gpu.memory.total)
-        for name, gpu in devices.items()
-    }
+    return {name: stage_needs(name, config, model, gpu.memory.total) for name, gpu in devices.items()}
 
 
 def _check_bfloat16(gpus: Sequence[Gpu], config: StageConfig) -> None:

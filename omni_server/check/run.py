@@ -22,8 +22,8 @@ from omni_server.check.machine import (
     memory_of_this_machine,
     shared_memory_free,
 )
-from omni_server.check.memory import check_cpu_memory, check_gpu_memory
-from omni_server.check.placement import ModelSizes, Quantization
+from omni_server.check.memory import ModelSizes, check_cpu_memory, check_gpu_memory
+from omni_server.check.placement import Quantization
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.check.safetensors_headers import StoredWeights, read_weights
 from omni_server.config.load import load_stage_config
@@ -121,8 +121,8 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         else:
             report.errors("files", weight_problems(folder, stored, footprints))
     gpus: list[Gpu] | None = None
+    sizes = ModelSizes(options.model, footprints, stored)
     if defaults is not None and footprints:
-        sizes = ModelSizes(options.model, footprints, stored)
         gpus = _gpus(config, options) if on_gpu else []
         try:
             config = chosen_config(
@@ -137,7 +137,10 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         with report.noting("stage config", f"{report.stage_config}: "):
             check_longest_window(config, model)
         _check_shared_memory(config, model, report, is_here=is_here)
-        _check_memory(config, footprints, stored, options, gpus, report)
+        if config.platform == "cpu":
+            check_cpu_memory(config, sizes, _memory(options), report.shared_memory_needed or 0, report)
+        else:
+            check_gpu_memory(config, sizes, _gpus(config, options) if gpus is None else gpus, report)
     return report
 
 
@@ -184,22 +187,11 @@ def _check_shared_memory(config: StageConfig, model: FamilyModel, report: Report
         )
 
 
-def _check_memory(
-    config: StageConfig,
-    footprints: dict[str, StageFootprint],
-    stored: StoredWeights,
-    options: CheckOptions,
-    gpus: list[Gpu] | None,
-    report: Report,
-) -> None:
-    """`gpus` are those that the config was made for; their free memory is not queried again."""
-    if config.platform == "cpu":
-        machine = memory_of_this_machine()
-        if options.device_memory is not None:
-            machine = DeviceMemory(None, "memory", options.device_memory[0], options.device_memory[0])
-        check_cpu_memory(config, footprints, stored, machine, report.shared_memory_needed or 0, report)
-        return
-    check_gpu_memory(config, footprints, stored, _gpus(config, options) if gpus is None else gpus, report)
+def _memory(options: CheckOptions) -> DeviceMemory:
+    if options.device_memory is None:
+        return memory_of_this_machine()
+    size = options.device_memory[0]
+    return DeviceMemory(None, "memory", size, size)
 
 
 def _gpus(config: StageConfig, options: CheckOptions) -> list[Gpu]:
