@@ -9,6 +9,7 @@ from pathlib import Path
 from omni_server.check.machine import (
     Gpu,
     gpus_of_this_machine,
+    has_gpu,
     memory_of_this_machine,
     refuse_cuda_build_without_gpu,
 )
@@ -16,6 +17,7 @@ from omni_server.check.memory import ModelSizes
 from omni_server.check.placement import Quantization, check_cpu_plan, plan
 from omni_server.check.safetensors_headers import read_weights
 from omni_server.config.load import find_shipped_config, find_stage_config, load_stage_config
+from omni_server.config.model_folder import architectures_of, resolve_model_folder
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment, set_library_environment
 from omni_server.errors import ConfigError
@@ -27,7 +29,6 @@ from omni_server.family import (
     load_family,
     servable_architectures,
 )
-from omni_server.model_folder import architectures_of, has_gpu, resolve_model_folder
 from omni_server.types import Output
 
 logger = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from omni_server.check.safetensors_headers import StoredWeights, read_weights
-from omni_server.checkpoint_files import read_json, read_json_object
+from omni_server.config.checkpoint_files import read_json, read_json_object
+from omni_server.config.model_folder import config_file
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
 from omni_server.family import ModelFamily, StageFootprint, load_family
-from omni_server.model_folder import config_file
 
 _WHOLE_NUMBERS = ("BOOL", "U", "I")
 """How the names of the format's types begin that only quantized weights have."""

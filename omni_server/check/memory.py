@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from omni_server.check.machine import BFLOAT16_CAPABILITY, Gpu
 from omni_server.check.report import DeviceMemory, Report, StageMemory, gb
 from omni_server.check.safetensors_headers import StoredWeights
-from omni_server.checkpoint_files import num_bits
+from omni_server.config.checkpoint_files import num_bits
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage, Stage
 from omni_server.family import StageFootprint
+from omni_server.metrics.replica_name import replica_names, split_replica_name
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
-from omni_server.replica_name import replica_names, split_replica_name
 
 BUFFER_BYTES = 500_000_000
 """Estimate of a language model's buffers besides its weights: 0.3 and 0.5 GB were measured."""

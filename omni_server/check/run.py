@@ -19,6 +19,7 @@ from omni_server.check.machine import (
     check_address,
     check_installation,
     gpus_of_this_machine,
+    has_gpu,
     memory_of_this_machine,
     shared_memory_free,
 )
@@ -27,6 +28,7 @@ from omni_server.check.placement import Quantization
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.check.safetensors_headers import StoredWeights, read_weights
 from omni_server.config.load import load_stage_config
+from omni_server.config.model_folder import HubUnreachableError, architectures_of, resolve_model_folder
 from omni_server.config.stage_config import Platform, StageConfig
 from omni_server.edge import check_longest_window
 from omni_server.engine.queue_layout import queue_layout
@@ -40,7 +42,6 @@ from omni_server.family import (
     open_model,
     servable_architectures,
 )
-from omni_server.model_folder import HubUnreachableError, architectures_of, has_gpu, resolve_model_folder
 from omni_server.transport.slab_queue import queue_bytes, refuse_unordered_machine
 
 

@@ -4,9 +4,9 @@ themselves."""
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omni_server.checkpoint_files import StoredTensor, read_tensors, read_weight_map
+from omni_server.config.checkpoint_files import StoredTensor, read_tensors, read_weight_map
+from omni_server.config.model_folder import PIPELINE_INDEX, config_file
 from omni_server.errors import ConfigError
-from omni_server.model_folder import PIPELINE_INDEX, config_file
 
 
 @dataclass

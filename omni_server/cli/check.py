@@ -6,9 +6,9 @@ import sys
 from functools import partial
 
 from omni_server.api.config import ApiConfig
+from omni_server.cli.command_line import options_of, port
 from omni_server.cli.model_flags import add_model_flags, refuse_two_models, speaking_demo
 from omni_server.cli.placement_flags import add_placement_flags, add_quantization_flag, refuse_contradictions
-from omni_server.command_line import options_of, port
 from omni_server.config.load import find_stage_config
 
 _DEFAULTS = ApiConfig()

@@ -4,7 +4,7 @@ import argparse
 from importlib.resources import files
 from pathlib import Path
 
-from omni_server.model_folder import EXAMPLE_MODEL
+from omni_server.config.model_folder import EXAMPLE_MODEL
 
 SPEAKING_DEMO = "speaking-demo"
 """The name that the demo model is served under."""

@@ -51,8 +51,8 @@ async def running(
     Raises a `ConfigError` that explains why the engines cannot start.
     """
     from omni_server.check.files import explained, refuse_damaged_files
+    from omni_server.cli.replica_socket import ReplicaSocket
     from omni_server.omni import AsyncOmni
-    from omni_server.replica_socket import ReplicaSocket
 
     refuse_damaged_files(model_dir, config, load_format=options.load_format)
     try:

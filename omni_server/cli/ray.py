@@ -9,7 +9,7 @@ from omni_server.cli.ray_options import RayOptions
 from omni_server.cli.serve_flags import ServeOptions
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError, OmniError
-from omni_server.log_format import set_up_logging
+from omni_server.platform.log_format import set_up_logging
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import OmniError, StageDeadError
 from omni_server.family import load_family
-from omni_server.log_format import set_up_logging
+from omni_server.platform.log_format import set_up_logging
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from omni_server.api.config import ApiConfig, CorsRules, TlsFiles
 from omni_server.check.placement import Quantization
+from omni_server.cli.command_line import (
+    count,
+    options_of,
+    port,
+    positive_count,
+    seconds,
+    seconds_or_zero,
+    size,
+)
 from omni_server.cli.model_flags import SPEAKING_DEMO, add_model_flags, refuse_two_models
 from omni_server.cli.placement_flags import add_placement_flags, add_quantization_flag
-from omni_server.command_line import count, options_of, port, positive_count, seconds, seconds_or_zero, size
 from omni_server.errors import ConfigError
-from omni_server.log_format import LOG_FORMATS, LogFormat
 from omni_server.media.limits import MediaLimits
+from omni_server.platform.log_format import LOG_FORMATS, LogFormat
 
 KEY_VARIABLES = ("OMNI_SERVER_API_KEY", "VLLM_API_KEY")
 """Read in this order; the second is vLLM's. An empty variable counts as unset."""

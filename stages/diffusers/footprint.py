@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from omni_server.checkpoint_files import read_tensors
+from omni_server.config.checkpoint_files import read_tensors
 from omni_server.config.stage_config import StageConfig
 from omni_server.family import StageFootprint
 from omni_server.protocol.images import PIXELS_PER_TOKEN

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 from omni_server.check.files import weight_problems
 from omni_server.check.safetensors_headers import read_weights
+from omni_server.config.model_folder import architectures_of, config_file, resolve_model_folder
 from omni_server.errors import ConfigError
-from omni_server.model_folder import architectures_of, config_file, resolve_model_folder
 
 
 @pytest.fixture

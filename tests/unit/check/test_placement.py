@@ -15,7 +15,7 @@ from omni_server.check.memory import CAPTURE_SIZE, ModelSizes, check_gpu_memory,
 from omni_server.check.placement import TOKENS_PER_REQUEST, Quantization, plan
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.check.safetensors_headers import StoredWeights
-from omni_server.checkpoint_files import StoredTensor
+from omni_server.config.checkpoint_files import StoredTensor
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage

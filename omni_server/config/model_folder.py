@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from omni_server.checkpoint_files import indexed_weight_files, read_json_object
+from omni_server.config.checkpoint_files import indexed_weight_files, read_json_object
 from omni_server.errors import ConfigError
 from omni_server.types import AboutModel
 
@@ -65,13 +65,6 @@ def resolve_model_folder(
             folder = _download(model, revision, _SMALL_FILES + weights, lambda line: None)
     _check_checkpoint(model, folder, architectures, needs_weights=needs_weights)
     return folder
-
-
-def has_gpu() -> bool:
-    """Whether torch can use a GPU here."""
-    import torch  # takes a second, and `omni-server --help` imports this module
-
-    return torch.cuda.device_count() > 0
 
 
 def _download(
