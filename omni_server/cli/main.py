@@ -82,7 +82,7 @@ def _fill(name: str, parser: argparse.ArgumentParser) -> None:
         case "replicas":
             from omni_server.cli.replicas import fill
         case "ray":
-            from omni_server.cli.ray import fill
+            from omni_server.cli.ray.command import fill
     fill(parser)
 
 
