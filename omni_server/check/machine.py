@@ -27,6 +27,14 @@ class Gpu:
     capability: tuple[int, int] | None
     """None if only a size was given."""
 
+    @property
+    def has_bfloat16(self) -> bool:
+        return self.capability is None or self.capability >= BFLOAT16_CAPABILITY
+
+    @property
+    def description(self) -> str:
+        return f"compute capability {'.'.join(map(str, self.capability or ()))}"
+
 
 def has_gpu() -> bool:
     """Whether torch can use a GPU here."""

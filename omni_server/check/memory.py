@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from omni_server.check.machine import BFLOAT16_CAPABILITY, Gpu
+from omni_server.check.machine import Gpu
 from omni_server.check.report import DeviceMemory, Report, StageMemory, gb
 from omni_server.check.safetensors_headers import StoredWeights
 from omni_server.config.checkpoint_files import num_bits
@@ -305,10 +305,10 @@ def _dtype_problems(name: str, stage: Stage, dtype: str, gpu: Gpu) -> Iterator[s
         wanted: str = stage.compute_dtype("cuda")
     else:
         wanted = dtype if stage.dtype == "auto" else stage.dtype
-    if wanted == "bfloat16" and gpu.capability is not None and gpu.capability < BFLOAT16_CAPABILITY:
+    if wanted == "bfloat16" and not gpu.has_bfloat16:
         yield (
-            f"stages.{name}.dtype is bfloat16, which {gpu.memory.name} (compute capability "
-            f"{'.'.join(map(str, gpu.capability))}) does not have: set it to float16"
+            f"stages.{name}.dtype is bfloat16, which {gpu.memory.name} ({gpu.description}) does not have: set "
+            "it to float16"
         )
 
 

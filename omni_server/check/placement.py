@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from omni_server.check.machine import BFLOAT16_CAPABILITY, Gpu
+from omni_server.check.machine import Gpu
 from omni_server.check.memory import (
     CAPTURE_SIZE,
     PROCESS_BYTES,
@@ -74,7 +74,7 @@ def plan(
     that says what would fit.
     """
     base = _quantized(base, model, quantization)
-    gpus = [gpu for gpu in gpus if _has_bfloat16(gpu)] or gpus
+    gpus = [gpu for gpu in gpus if gpu.has_bfloat16] or gpus
     fitting = _fitting(gpus, base, model)
     if fitting is None:
         raise ConfigError(_refusal(gpus, base, model, can_be_quantized=quantization is None))
@@ -218,17 +218,11 @@ def _needs(config: StageConfig, devices: _Devices, model: ModelSizes) -> dict[st
 def _check_bfloat16(gpus: Sequence[Gpu], config: StageConfig) -> None:
     for gpu in gpus:
         stages = [n for n, s in config.stages.items() if _index(gpu) in s.devices and s.dtype == "bfloat16"]
-        if stages and not _has_bfloat16(gpu):
-            assert gpu.capability is not None
+        if stages and not gpu.has_bfloat16:
             raise ConfigError(
-                f"device {_index(gpu)} ({gpu.memory.name}, compute capability "
-                f"{'.'.join(map(str, gpu.capability))}) has no bfloat16, in which {' and '.join(stages)} "
-                "would run: write a stage config with dtype float16"
+                f"device {_index(gpu)} ({gpu.memory.name}, {gpu.description}) has no bfloat16, in which "
+                f"{' and '.join(stages)} would run: write a stage config with dtype float16"
             )
-
-
-def _has_bfloat16(gpu: Gpu) -> bool:
-    return gpu.capability is None or gpu.capability >= BFLOAT16_CAPABILITY
 
 
 def _refusal(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, *, can_be_quantized: bool) -> str:

@@ -7,12 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_server.check.default_config import (
-    base_config_path,
-    chosen_config,
-    family_and_defaults,
-    load_for,
-)
+from omni_server.check.default_config import base_config, chosen_config
 from omni_server.check.files import small_file_problems, weight_problems
 from omni_server.check.machine import (
     Gpu,
@@ -34,7 +29,6 @@ from omni_server.edge import check_longest_window
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.errors import ConfigError
 from omni_server.family import (
-    DefaultConfigs,
     FamilyModel,
     StageFootprint,
     check_outputs,
@@ -86,11 +80,8 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
             needs_weights=False,
             on_progress=on_progress,
         )
-        defaults: DefaultConfigs | None = None
         if given is None:
-            family, defaults = family_and_defaults(folder, options.model)
-            path = base_config_path(defaults, on_gpu=on_gpu)
-            config = load_for(path, family.outputs(folder))
+            family, path, config = base_config(folder, options.model, on_gpu=on_gpu)
             report.stage_config = str(path)
         else:
             family, config = load_family(given.model_family), given
@@ -123,11 +114,11 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
             report.errors("files", weight_problems(folder, stored, footprints))
     gpus: list[Gpu] | None = None
     sizes = ModelSizes(options.model, footprints, stored)
-    if defaults is not None and footprints:
+    if given is None and footprints:
         gpus = _gpus(config, options) if on_gpu else []
         try:
             config = chosen_config(
-                gpus, config, sizes, defaults, use_cpu=options.use_cpu, quantization=options.quantization
+                gpus, config, sizes, family, use_cpu=options.use_cpu, quantization=options.quantization
             )
         except ConfigError as error:
             report.devices = [gpu.memory for gpu in gpus]
