@@ -43,12 +43,12 @@ def base_config(folder: Path, name: str, *, on_gpu: bool) -> tuple[ModelFamily, 
 
     Raises `ConfigError` if no config is shipped for it.
     """
-    found = architectures_of(folder)
-    family = family_of(found)
+    architectures = architectures_of(folder)
+    family = family_of(architectures)
     if family is None or family.default_configs is None:
         raise ConfigError(
-            f"{name} ({', '.join(sorted(found))}) needs a stage config, and none is shipped for it: give one "
-            "with --stage-config"
+            f"{name} ({', '.join(sorted(architectures))}) needs a stage config, and none is shipped for it: "
+            "give one with --stage-config"
         )
     defaults = family.default_configs
     path = find_shipped_config(defaults.gpu if on_gpu else defaults.cpu or defaults.demo)
@@ -61,10 +61,12 @@ def load_for(path: Path, outputs: Collection[Output]) -> StageConfig:
     config = load_stage_config(path)
     if config.outputs <= set(outputs):
         return config
-    kept = config.stages_for(outputs)
+    stages = config.stages_for(outputs)
     document = config.model_dump(by_alias=True)
-    document["stages"] = {name: stage for name, stage in document["stages"].items() if name in kept}
-    document["edges"] = [edge for edge in document["edges"] if edge["from"] in kept and edge["to"] in kept]
+    document["stages"] = {name: stage for name, stage in document["stages"].items() if name in stages}
+    document["edges"] = [
+        edge for edge in document["edges"] if edge["from"] in stages and edge["to"] in stages
+    ]
     return StageConfig.model_validate(document)
 
 

@@ -100,11 +100,11 @@ def _differences(stage: str, footprint: StageFootprint, stored: StoredWeights) -
             f"first is {missing[0]}: the checkpoint is incomplete, or config.json is of another one"
         )
     for name, shape in footprint.tensors.items():
-        found = stored.tensors.get(name)
-        if found is not None and found.shape != shape:
+        tensor = stored.tensors.get(name)
+        if tensor is not None and tensor.shape != shape:
             yield (
-                f"stage '{stage}': the weight {name} is {list(found.shape)} in {found.path.name}, by config.json "
-                f"it is {list(shape)}: they are of different models"
+                f"stage '{stage}': the weight {name} is {list(tensor.shape)} in {tensor.path.name}, by "
+                f"config.json it is {list(shape)}: they are of different models"
             )
             return
 

@@ -112,8 +112,10 @@ def stage_needs(
         max_num_seqs=stage.max_num_seqs,
         precision=_precision(stage, footprint),
     )
-    kv, given = footprint.kv, stage.engine_args.get("kv_cache_memory_bytes")
-    kv_bytes = int(given) if given is not None else None if share is None else share - memory.taken
+    kv, kv_argument = footprint.kv, stage.engine_args.get("kv_cache_memory_bytes")
+    kv_bytes = (
+        int(kv_argument) if kv_argument is not None else None if share is None else share - memory.taken
+    )
     if kv is None or kv_bytes is None:
         return StageNeeds(memory, 0, 0)
     if str(stage.engine_args.get("kv_cache_dtype", "auto")).startswith("fp8"):
@@ -123,14 +125,14 @@ def stage_needs(
     block_size = int(stage.engine_args.get("block_size", 128 if total is None else 16))  # vLLM's, in tokens
     tokens = max(0, kv_bytes) // (token_bytes * block_size) * block_size
     memory = replace(memory, kv_cache=kv_bytes, kv_tokens=tokens)
-    return StageNeeds(memory, token_bytes, block_size, None if given is None else kv_bytes)
+    return StageNeeds(memory, token_bytes, block_size, None if kv_argument is None else kv_bytes)
 
 
 def largest_graph(stage: Stage) -> int:
     """Tokens of the largest step with a CUDA graph; vLLM's default is twice the number of requests, at most
     512."""
-    given = stage.engine_args.get(CAPTURE_SIZE)
-    return min(2 * stage.max_num_seqs, 512) if given is None else int(given)
+    num_tokens = stage.engine_args.get(CAPTURE_SIZE)
+    return min(2 * stage.max_num_seqs, 512) if num_tokens is None else int(num_tokens)
 
 
 def _dtype(stage: Stage, footprint: StageFootprint) -> str:
@@ -160,14 +162,14 @@ def _weight_bytes(stage: Stage, footprint: StageFootprint, stored: StoredWeights
     quantizable = footprint.quantizable
     total = 0.0
     for name, shape in footprint.tensors.items():
-        found = stored.tensors.get(name)
+        tensor = stored.tensors.get(name)
         size: float = math.prod(shape) * num_bytes
-        if found is not None and found.num_bytes < math.prod(shape):
-            size = found.num_bytes
+        if tensor is not None and tensor.num_bytes < math.prod(shape):
+            size = tensor.num_bytes
         elif quantizable is not None and name in quantizable.weights:
             if quantizable.method is not None:
                 # Stored under the weight's own name, it may be one that the checkpoint does not quantize.
-                stored_bytes = math.prod(shape) * quantizable.bits / 8 if found is None else found.num_bytes
+                stored_bytes = math.prod(shape) * quantizable.bits / 8 if tensor is None else tensor.num_bytes
                 size = min(size, stored_bytes)
             elif _is_fp8(stage):
                 size = math.prod(shape)
@@ -254,8 +256,8 @@ def _device_problems(
     together = sum(need.least for need in needs.values())
     if small and together > limit:
         parts = " + ".join(f"{name} {gb(need.least)}" for name, need in needs.items())
-        given = [name for name, need in needs.items() if need.given_kv_bytes is not None]
-        lower = f"lower kv_cache_memory_bytes of {_and(given)}, " if given else ""
+        fixed = [name for name, need in needs.items() if need.given_kv_bytes is not None]
+        lower = f"lower kv_cache_memory_bytes of {_and(fixed)}, " if fixed else ""
         yield (
             f"device {device.index} has {gb(device.total)}, of which stages may take {gb(limit)}; they need "
             f"at least {gb(together)} ({parts}): {lower}put stages on other GPUs with 'devices', spread one "
@@ -273,10 +275,10 @@ def _device_problems(
                 f"least ({gb(need.memory.taken)} and {_least_kv_cache(need)}). Shares that fit: "
                 f"{', '.join(f'{n} {share:g}' for n, share in fitting.items())}"
             )
-    asked = sum(shares.values())
-    if device.free is not None and asked > device.free:
+    total = sum(shares.values())
+    if device.free is not None and total > device.free:
         yield (
-            f"the stages ask for {gb(asked)} of device {device.index}, which has {gb(device.free)} of "
+            f"the stages ask for {gb(total)} of device {device.index}, which has {gb(device.free)} of "
             f"{gb(device.total)} free: end the programs that use it, or lower gpu_memory_utilization of "
             f"{_and(list(needs))}"
         )
@@ -302,10 +304,10 @@ def _kv_problems(name: str, needs: StageNeeds) -> Iterator[str]:
 
 def _dtype_problems(name: str, stage: Stage, dtype: str, gpu: Gpu) -> Iterator[str]:
     if isinstance(stage, DiffusionStage):
-        wanted: str = stage.compute_dtype("cuda")
+        compute_dtype: str = stage.compute_dtype("cuda")
     else:
-        wanted = dtype if stage.dtype == "auto" else stage.dtype
-    if wanted == "bfloat16" and not gpu.has_bfloat16:
+        compute_dtype = dtype if stage.dtype == "auto" else stage.dtype
+    if compute_dtype == "bfloat16" and not gpu.has_bfloat16:
         yield (
             f"stages.{name}.dtype is bfloat16, which {gpu.memory.name} ({gpu.description}) does not have: set "
             "it to float16"

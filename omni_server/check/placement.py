@@ -96,8 +96,10 @@ def check_cpu_plan(machine: DeviceMemory, config: StageConfig, model: ModelSizes
 def _quantized(base: StageConfig, model: ModelSizes, quantization: Quantization | None) -> StageConfig:
     """Adds the engine arguments for the wanted precision to `base`. Raises `ConfigError` if the checkpoint
     has another."""
-    found = {name: fp.quantizable for name, fp in model.footprints.items() if fp.quantizable is not None}
-    methods = {quantizable.method for quantizable in found.values() if quantizable.method is not None}
+    quantizables = {
+        name: fp.quantizable for name, fp in model.footprints.items() if fp.quantizable is not None
+    }
+    methods = {quantizable.method for quantizable in quantizables.values() if quantizable.method is not None}
     if quantization is None or quantization in methods:
         return base  # vLLM reads the checkpoint
     if methods:
@@ -115,7 +117,7 @@ def _quantized(base: StageConfig, model: ModelSizes, quantization: Quantization 
         base,
         {
             name: {"engine_args": {**base.stages[name].engine_args, **quantizable.fp8_engine_args}}
-            for name, quantizable in found.items()
+            for name, quantizable in quantizables.items()
         },
     )
 
@@ -184,9 +186,9 @@ def _sized_fields(stage: Stage, size: _Size) -> _Fields:
 def _fits_as_it_is(config: StageConfig, devices: _Devices, model: ModelSizes) -> bool:
     """`devices` are one GPU."""
     needs = _needs(config, devices, model).values()
-    asked = sum(need.memory.share or 0 for need in needs)
+    total = sum(need.memory.share or 0 for need in needs)
     has_room = all(need.least <= (need.memory.share or 0) for need in needs)
-    return has_room and asked <= min(map(_budget, devices.values()))
+    return has_room and total <= min(map(_budget, devices.values()))
 
 
 def _with_shares(config: StageConfig, devices: _Devices, model: ModelSizes) -> StageConfig | None:

@@ -61,12 +61,12 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         "TRANSFORMERS_VERBOSITY", "error"
     )  # read at its import; warns of ids that are right here
     on_gpu = not options.use_cpu and (options.device_memory is not None or has_gpu())
-    path, given = options.stage_config, None
+    path, named_config = options.stage_config, None
     platform: Platform = "cuda" if on_gpu else "cpu"
     architectures = servable_architectures()
     if path is not None:
-        given = load_stage_config(path)
-        platform, architectures = given.platform, load_family(given.model_family).architectures
+        named_config = load_stage_config(path)
+        platform, architectures = named_config.platform, load_family(named_config.model_family).architectures
     report = Report(options.model, stage_config="" if path is None else str(path), platform=platform)
     is_here = options.device_memory is None
     if is_here:
@@ -80,11 +80,11 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
             needs_weights=False,
             on_progress=on_progress,
         )
-        if given is None:
+        if named_config is None:
             family, path, config = base_config(folder, options.model, on_gpu=on_gpu)
             report.stage_config = str(path)
         else:
-            family, config = load_family(given.model_family), given
+            family, config = load_family(named_config.model_family), named_config
     except HubUnreachableError as error:
         report.leave_open("files", str(error))
         return report
@@ -114,7 +114,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
             report.errors("files", weight_problems(folder, stored, footprints))
     gpus: list[Gpu] | None = None
     sizes = ModelSizes(options.model, footprints, stored)
-    if given is None and footprints:
+    if named_config is None and footprints:
         gpus = _gpus(config, options) if on_gpu else []
         try:
             config = chosen_config(

@@ -25,44 +25,44 @@ def read_weights(folder: Path) -> StoredWeights:
 
     The weights of a Diffusers pipeline are in one folder per component, whose name precedes theirs:
     `unet/conv_in.weight`."""
-    found = StoredWeights()
+    weights = StoredWeights()
     if config_file(folder).name != PIPELINE_INDEX:
-        _read_folder(folder, "", found)
-        return found
+        _read_folder(folder, "", weights)
+        return weights
     for component in sorted(path for path in folder.iterdir() if path.is_dir()):
-        _read_folder(component, f"{component.name}/", found)
-    return found
+        _read_folder(component, f"{component.name}/", weights)
+    return weights
 
 
-def _read_folder(folder: Path, prefix: str, found: StoredWeights) -> None:
+def _read_folder(folder: Path, prefix: str, weights: StoredWeights) -> None:
     index = folder / "model.safetensors.index.json"
     weight_map: dict[str, Path] = {}
     if index.is_file():
         try:
             weight_map = read_weight_map(index)
         except ConfigError as error:
-            found.problems.append(str(error))
+            weights.problems.append(str(error))
             return
     paths = sorted(set(weight_map.values()) or folder.glob("*.safetensors"))
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
-        found.problems.append(
+        weights.problems.append(
             f"{folder}: {len(missing)} of the {len(paths)} weight files that {index.name} names are missing "
             f"({', '.join(missing[:3])}{', ...' if missing[3:] else ''}): download the model again"
         )
     for path in paths:
         if path.name in missing:
             continue
-        found.num_files += 1
-        found.num_bytes += path.stat().st_size
+        weights.num_files += 1
+        weights.num_bytes += path.stat().st_size
         try:
             tensors = read_tensors(path)
         except ConfigError as error:
-            found.problems.append(str(error))
+            weights.problems.append(str(error))
             continue
-        found.tensors |= {prefix + name: tensor for name, tensor in tensors.items()}
+        weights.tensors |= {prefix + name: tensor for name, tensor in tensors.items()}
         lacking = [name for name, file in weight_map.items() if file == path and name not in tensors]
         if lacking:
-            found.problems.append(
+            weights.problems.append(
                 f"{path} lacks the weight {lacking[0]}, which {index.name} says it has: download both again"
             )

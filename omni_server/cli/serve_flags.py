@@ -25,8 +25,12 @@ from omni_server.cli.command_line import (
     seconds_or_zero,
     size,
 )
-from omni_server.cli.model_flags import SPEAKING_DEMO, add_model_flags, refuse_two_models
-from omni_server.cli.placement_flags import add_placement_flags, add_quantization_flag
+from omni_server.cli.model_flags import (
+    SPEAKING_DEMO,
+    add_model_flags,
+    add_quantization_flag,
+    refuse_two_models,
+)
 from omni_server.errors import ConfigError
 from omni_server.media.limits import MediaLimits
 from omni_server.platform.log_format import LOG_FORMATS, LogFormat
@@ -92,7 +96,6 @@ def add_serve_flags(parser: argparse.ArgumentParser, defaults: ApiConfig = _DEFA
     group.add_argument(
         "--model", metavar="MODEL", dest="model_flag", help="MODEL as a flag, as vLLM's images pass it"
     )
-    add_placement_flags(group)
     add_quantization_flag(group)
     _add(
         group,
@@ -232,7 +235,7 @@ def _add(
 @cache
 def _documentation() -> Mapping[str, str]:
     """The docstrings of the fields, as a flag's help begins: in lower case, without a period at the end."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for owner in (ServeOptions, TlsFiles, CorsRules, MediaLimits, ApiConfig):
         (declaration,) = ast.parse(inspect.getsource(owner)).body
         assert isinstance(declaration, ast.ClassDef)
@@ -240,8 +243,8 @@ def _documentation() -> Mapping[str, str]:
             match pair:
                 case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
                     words = " ".join(text.split()).removesuffix(".")
-                    found[name] = words if words[1].isupper() else words[0].lower() + words[1:]
-    return found
+                    texts[name] = words if words[1].isupper() else words[0].lower() + words[1:]
+    return texts
 
 
 def _shown(default: object, kind: object) -> str:

@@ -55,9 +55,9 @@ class StoredTensor:
 
 
 def num_bits(dtype: str) -> int:
-    """The size of one value of a type by its name, torch's (`bfloat16`) or that of safetensors (`F8_E4M3`)."""
-    found = re.search(r"\d+", dtype)
-    return int(found[0]) if found is not None else 8  # BOOL
+    """The size of one value by the name of its type, as in torch (`bfloat16`) or safetensors (`F8_E4M3`)."""
+    digits = re.search(r"\d+", dtype)
+    return int(digits[0]) if digits is not None else 8  # BOOL
 
 
 def read_tensors(path: Path) -> dict[str, StoredTensor]:

@@ -93,9 +93,9 @@ def concurrent_requests(config: StageConfig) -> int:
 def refuse_web_server_flags(options: ServeOptions) -> None:
     """Raises `ConfigError` for a flag that nothing would honour."""
     default = vars(RAY_API)
-    given = [flag for name, flag in _OF_THE_WEB_SERVER.items() if vars(options.api)[name] != default[name]]
-    if given:
+    flags = [flag for name, flag in _OF_THE_WEB_SERVER.items() if vars(options.api)[name] != default[name]]
+    if flags:
         raise ConfigError(
-            f"{given[0]} configures the web server of 'omni-server serve', which does not run here: the "
+            f"{flags[0]} configures the web server of 'omni-server serve', which does not run here: the "
             "proxies of Ray Serve receive the requests"
         )
