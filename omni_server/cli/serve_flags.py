@@ -248,9 +248,9 @@ def _documentation() -> Mapping[str, str]:
 
 
 def _shown(default: object, kind: object) -> str:
-    """A default as users would write it; empty if there is none, or the flag has no value."""
+    """A default as users would write it; empty if there is none, or the flag has no value or several."""
     match default:
-        case None | bool():
+        case None | bool() | tuple():
             return ""
         case int() if kind is size:
             units = ((30, "G"), (20, "M"), (10, "K"), (0, ""))
@@ -258,8 +258,6 @@ def _shown(default: object, kind: object) -> str:
             return f"{default >> shift}{unit}"
         case int() | float():
             return f"{default:.12g}"
-        case tuple():
-            return " ".join(map(str, default))
         case _:
             return str(default)
 
