@@ -58,6 +58,7 @@ _OTHER_NAMES = {
     "max_bytes": "max_media_size",
     "public_voice_lists": "public_voice_list",
     "served_model_names": "served_model_name",
+    "tls": "ssl_certfile",
     **{name: f"ssl_{name}" for name in vars(_NO_TLS)},
 }
 """Flags that are not named after their field."""
