@@ -10,7 +10,7 @@ setup(
     packages=[*find_packages(include=["omni_server*", "stages*"]), "omni_server.configs"],
     package_dir={"omni_server.configs": "configs"},
     package_data={
-        "omni_server": ["json_logging.json"],
+        "omni_server.platform": ["json_logging.json"],
         "omni_server.configs": ["*.yaml"],
         "omni_server.api.web": ["static/*", "docs/*"],
         "omni_server.engine": ["empty_generation_config/*.json"],

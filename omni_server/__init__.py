@@ -1,7 +1,8 @@
 """OpenAI-compatible server for speech-to-speech models that run as a pipeline of stages on vLLM.
 
-Importing this package imports neither torch nor vLLM: torch itself loads `omni_server.cpu_extensions` in
-every process (entry-point group `torch.backends`), so `Omni` and `AsyncOmni` are imported on first use.
+Importing this package imports neither torch nor vLLM: torch itself loads
+`omni_server.platform.cpu_extensions` in every process (entry-point group `torch.backends`), so `Omni` and
+`AsyncOmni` are imported on first use.
 """
 
 from typing import TYPE_CHECKING

@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.checkpoint_files import config_errors
+from omni_server.config.checkpoint_files import config_errors
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_family, installed_families
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from omni_server.config.model_folder import config_file, read_about
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.edge import check_longest_window
@@ -20,7 +21,6 @@ from omni_server.family import FamilyModel, load_family, open_model
 from omni_server.generation import Generation
 from omni_server.images import ImageFeatures, ImageOutput
 from omni_server.metrics.stage_metrics import QueueLevel, StageLevel, pipeline_text
-from omni_server.model_folder import config_file, read_about
 from omni_server.protocol.corruption import CORRUPTION_KINDS
 from omni_server.protocol.replica_control import Replica, ReplicaStatus
 from omni_server.types import (

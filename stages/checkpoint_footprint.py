@@ -1,6 +1,6 @@
 """What the footprints of all families have in common: files of a checkpoint, and quantized weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,6 +27,21 @@ def read_config(model_dir: Path, kind: type[ConfigT]) -> ConfigT:
             f"{model_dir / 'config.json'}: model_type is {config.model_type}, not {kind.model_type}"
         )
     return config
+
+
+def dtype_name(config: PreTrainedConfig) -> str:
+    """The type of the checkpoint's weights."""
+    return "bfloat16" if config.dtype is None else str(config.dtype).removeprefix("torch.")
+
+
+def widest_layer(channels: int, samples: int, rates: Sequence[int]) -> int:
+    """Most values in any layer of a decoder that begins with `samples` of so many channels; each upsampling
+    halves the channels."""
+    widest = channels * samples
+    for rate in rates:
+        channels, samples = channels // 2, samples * rate
+        widest = max(widest, channels * samples)
+    return widest
 
 
 def quantizable(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from omni_server.command_line import Parser, count, positive_count, seconds_or_zero
+from omni_server.cli.command_line import Parser, count, positive_count, seconds_or_zero
 
 _DESCRIPTION = """\
 Load a server over HTTP with streamed requests, and measure what its callers would: time to first token (TTFT)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from omni_server.api.access import METRICS, PROBES
 from omni_server.api.request_record import AnswerRecord, RequestRecord
-from omni_server.log_format import Field, StructuredMessage
+from omni_server.platform.log_format import Field, StructuredMessage
 
 logger = logging.getLogger(__name__)
 

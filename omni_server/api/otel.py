@@ -25,7 +25,7 @@ from starlette.types import Scope
 
 from omni_server import __version__
 from omni_server.api.request_record import AnswerRecord, RequestRecord
-from omni_server.replica_name import split_replica_name
+from omni_server.metrics.replica_name import split_replica_name
 from omni_server.types import ModelInfo, SamplingConfig, StageTimes
 
 logger = logging.getLogger(__name__)

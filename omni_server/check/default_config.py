@@ -9,24 +9,25 @@ from pathlib import Path
 from omni_server.check.machine import (
     Gpu,
     gpus_of_this_machine,
+    has_gpu,
     memory_of_this_machine,
     refuse_cuda_build_without_gpu,
 )
-from omni_server.check.placement import ModelSizes, Quantization, check_cpu_plan, plan
+from omni_server.check.memory import ModelSizes
+from omni_server.check.placement import Quantization, check_cpu_plan, plan
 from omni_server.check.safetensors_headers import read_weights
 from omni_server.config.load import find_shipped_config, find_stage_config, load_stage_config
+from omni_server.config.model_folder import architectures_of, resolve_model_folder
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment, set_library_environment
 from omni_server.errors import ConfigError
 from omni_server.family import (
-    DefaultConfigs,
     ModelFamily,
     check_outputs,
     family_of,
     load_family,
     servable_architectures,
 )
-from omni_server.model_folder import architectures_of, has_gpu, resolve_model_folder
 from omni_server.types import Output
 
 logger = logging.getLogger(__name__)
@@ -36,24 +37,22 @@ LARGEST_DEMO = 500_000_000
 million) and runs on any machine. The family's smallest genuine model has 5.5 billion."""
 
 
-def family_and_defaults(folder: Path, name: str) -> tuple[ModelFamily, DefaultConfigs]:
-    """Returns the family that runs a checkpoint, and its configs. `name` is the model's name in messages.
+def base_config(folder: Path, name: str, *, on_gpu: bool) -> tuple[ModelFamily, Path, StageConfig]:
+    """Returns the family that runs a checkpoint, and the shipped config that plans for it begin with. `name`
+    is the model's name in messages.
 
     Raises `ConfigError` if no config is shipped for it.
     """
-    found = architectures_of(folder)
-    family = family_of(found)
+    architectures = architectures_of(folder)
+    family = family_of(architectures)
     if family is None or family.default_configs is None:
         raise ConfigError(
-            f"{name} ({', '.join(sorted(found))}) needs a stage config, and none is shipped for it: give one "
-            "with --stage-config"
+            f"{name} ({', '.join(sorted(architectures))}) needs a stage config, and none is shipped for it: "
+            "give one with --stage-config"
         )
-    return family, family.default_configs
-
-
-def base_config_path(defaults: DefaultConfigs, *, on_gpu: bool) -> Path:
-    """The shipped config that plans use."""
-    return find_shipped_config(defaults.gpu if on_gpu else defaults.cpu or defaults.demo)
+    defaults = family.default_configs
+    path = find_shipped_config(defaults.gpu if on_gpu else defaults.cpu or defaults.demo)
+    return family, path, load_for(path, family.outputs(folder))
 
 
 def load_for(path: Path, outputs: Collection[Output]) -> StageConfig:
@@ -62,10 +61,12 @@ def load_for(path: Path, outputs: Collection[Output]) -> StageConfig:
     config = load_stage_config(path)
     if config.outputs <= set(outputs):
         return config
-    kept = config.stages_for(outputs)
+    stages = config.stages_for(outputs)
     document = config.model_dump(by_alias=True)
-    document["stages"] = {name: stage for name, stage in document["stages"].items() if name in kept}
-    document["edges"] = [edge for edge in document["edges"] if edge["from"] in kept and edge["to"] in kept]
+    document["stages"] = {name: stage for name, stage in document["stages"].items() if name in stages}
+    document["edges"] = [
+        edge for edge in document["edges"] if edge["from"] in stages and edge["to"] in stages
+    ]
     return StageConfig.model_validate(document)
 
 
@@ -131,14 +132,13 @@ def default_stage_config(
     Raises a one-line `ConfigError` if it cannot run.
     """
     on_gpu = has_gpu() and not use_cpu
-    family, defaults = family_and_defaults(folder, name)
-    base = load_for(base_config_path(defaults, on_gpu=on_gpu), family.outputs(folder))
+    family, _, base = base_config(folder, name, on_gpu=on_gpu)
     set_engine_environment(base)  # the family's imports read it
-    footprints = family.footprints(folder, base)
-    model = ModelSizes(name, footprints, read_weights(folder))
+    model = ModelSizes(name, family.footprints(folder, base), read_weights(folder))
+    gpus = gpus_of_this_machine() if on_gpu else []
+    config = chosen_config(gpus, base, model, family, use_cpu=use_cpu, quantization=quantization)
     if on_gpu:
-        return chosen_config(gpus_of_this_machine(), base, model, defaults, quantization=quantization)
-    config = chosen_config((), base, model, defaults, use_cpu=use_cpu, quantization=quantization)
+        return config
     check_cpu_plan(memory_of_this_machine(), config, model)
     if config is base:
         logger.warning(
@@ -153,13 +153,14 @@ def chosen_config(
     gpus: Sequence[Gpu],
     base: StageConfig,
     model: ModelSizes,
-    defaults: DefaultConfigs,
+    family: ModelFamily,
     *,
     use_cpu: bool = False,
     quantization: Quantization | None = None,
 ) -> StageConfig:
-    """Plans `base` for `gpus`; without GPUs, returns `base` or the demo's config. `defaults` are the
-    family's. Raises `ConfigError`."""
+    """Plans `base` for `gpus`; without GPUs, returns `base` or the demo's config. Raises `ConfigError`."""
+    defaults = family.default_configs
+    assert defaults is not None  # `base` is one of them
     if gpus:
         return plan(gpus, base, model, quantization)
     if quantization is not None:

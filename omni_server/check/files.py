@@ -9,13 +9,16 @@ reason.
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from omni_server.check.safetensors_headers import WHOLE_NUMBERS, StoredWeights, read_weights
-from omni_server.checkpoint_files import read_json, read_json_object
+from omni_server.check.safetensors_headers import StoredWeights, read_weights
+from omni_server.config.checkpoint_files import read_json, read_json_object
+from omni_server.config.model_folder import config_file
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
 from omni_server.family import ModelFamily, StageFootprint, load_family
-from omni_server.model_folder import config_file
+
+_WHOLE_NUMBERS = ("BOOL", "U", "I")
+"""How the names of the format's types begin that only quantized weights have."""
 
 
 def refuse_damaged_files(folder: Path, config: StageConfig, *, load_format: str) -> None:
@@ -72,17 +75,17 @@ def weight_problems(
     elif stored.problems:
         yield from stored.problems
     elif not _is_quantized(folder):
-        yield from _type_problems(folder, stored)
+        yield from _type_problems(stored)
         for name, footprint in footprints.items():
             yield from _differences(name, footprint, stored)
 
 
-def _type_problems(folder: Path, stored: StoredWeights) -> Iterator[str]:
+def _type_problems(stored: StoredWeights) -> Iterator[str]:
     """Yields the first integer weight: it would be used as it is, and produce noise."""
     for name, tensor in stored.tensors.items():
-        if name.endswith((".weight", ".bias")) and tensor.dtype in WHOLE_NUMBERS:
+        if name.endswith((".weight", ".bias")) and tensor.dtype.startswith(_WHOLE_NUMBERS):
             yield (
-                f"{folder / tensor.file}: the weight {name} is of type {tensor.dtype}, but config.json "
+                f"{tensor.path}: the weight {name} is of type {tensor.dtype}, but config.json "
                 "names no quantization: the file is damaged, or of another model"
             )
             return
@@ -97,11 +100,11 @@ def _differences(stage: str, footprint: StageFootprint, stored: StoredWeights) -
             f"first is {missing[0]}: the checkpoint is incomplete, or config.json is of another one"
         )
     for name, shape in footprint.tensors.items():
-        found = stored.tensors.get(name)
-        if found is not None and found.shape != shape:
+        tensor = stored.tensors.get(name)
+        if tensor is not None and tensor.shape != shape:
             yield (
-                f"stage '{stage}': the weight {name} is {list(found.shape)} in {found.file}, by config.json "
-                f"it is {list(shape)}: they are of different models"
+                f"stage '{stage}': the weight {name} is {list(tensor.shape)} in {tensor.path.name}, by "
+                f"config.json it is {list(shape)}: they are of different models"
             )
             return
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.config.stage_config import Platform
 from omni_server.errors import ConfigError
-from omni_server.model_folder import has_gpu
 from omni_server.transport.slab_queue import SHARED_MEMORY_DIR
 
 BFLOAT16_CAPABILITY = (8, 0)
@@ -27,6 +26,21 @@ class Gpu:
     memory: DeviceMemory
     capability: tuple[int, int] | None
     """None if only a size was given."""
+
+    @property
+    def has_bfloat16(self) -> bool:
+        return self.capability is None or self.capability >= BFLOAT16_CAPABILITY
+
+    @property
+    def description(self) -> str:
+        return f"compute capability {'.'.join(map(str, self.capability or ()))}"
+
+
+def has_gpu() -> bool:
+    """Whether torch can use a GPU here."""
+    import torch  # takes a second
+
+    return torch.cuda.device_count() > 0
 
 
 _LIST_GPUS = """

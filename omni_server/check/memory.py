@@ -9,14 +9,15 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from omni_server.check.machine import BFLOAT16_CAPABILITY, Gpu
+from omni_server.check.machine import Gpu
 from omni_server.check.report import DeviceMemory, Report, StageMemory, gb
 from omni_server.check.safetensors_headers import StoredWeights
+from omni_server.config.checkpoint_files import num_bits
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage, Stage
 from omni_server.family import StageFootprint
+from omni_server.metrics.replica_name import replica_names, split_replica_name
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
-from omni_server.replica_name import replica_names, split_replica_name
 
 BUFFER_BYTES = 500_000_000
 """Estimate of a language model's buffers besides its weights: 0.3 and 0.5 GB were measured."""
@@ -32,9 +33,21 @@ PROCESS_BYTES = 600_000_000
 """Estimate per process on a CPU, without weights and KV cache: the demo's server and three engines used
 2.4 GB."""
 
-_NUM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FP8_METHODS = ("online", "fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
 """vLLM's methods that quantize to FP8 while loading weights."""
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    name: str
+    """For messages."""
+    footprints: Mapping[str, StageFootprint]
+    """By stage."""
+    stored: StoredWeights
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(math.prod(shape) for stage in self.footprints.values() for shape in stage.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -65,19 +78,14 @@ class StageNeeds:
 
 
 def stage_needs(
-    name: str,
-    config: StageConfig,
-    footprint: StageFootprint,
-    stored: StoredWeights,
-    total: int | None,
-    replica: int = 0,
+    name: str, config: StageConfig, model: ModelSizes, total: int | None, replica: int = 0
 ) -> StageNeeds:
     """What one replica of the stage needs. `total` is the size of its GPU in bytes; None if it runs on a
     CPU."""
-    stage = config.stages[name]
+    stage, footprint = config.stages[name], model.footprints[name]
     tensor_ranks = stage.tensor_parallel_size if isinstance(stage, ArStage) else 1
     ranks = 1
-    value_bytes = _NUM_BYTES[_dtype(stage, footprint)]
+    value_bytes = num_bits(_dtype(stage, footprint)) // 8
     share = None if total is None else int(total * stage.gpu_memory_utilization)
     reserve = PROCESS_BYTES if total is None else OUTSIDE_TORCH_BYTES
     if total is not None and isinstance(stage, ArStage):
@@ -94,7 +102,7 @@ def stage_needs(
         name=replica_names(name, stage.replicas)[replica],
         devices=() if total is None else stage.devices_of(replica),
         share=share,
-        weights=_weight_bytes(stage, footprint, stored) // ranks,
+        weights=_weight_bytes(stage, footprint, model.stored) // ranks,
         state=num_streams * footprint.stream_state_bytes,
         activations=max(values * value_bytes, footprint.preparation_bytes) // ranks,
         reserve=reserve,
@@ -104,8 +112,10 @@ def stage_needs(
         max_num_seqs=stage.max_num_seqs,
         precision=_precision(stage, footprint),
     )
-    kv, given = footprint.kv, stage.engine_args.get("kv_cache_memory_bytes")
-    kv_bytes = int(given) if given is not None else None if share is None else share - memory.taken
+    kv, kv_argument = footprint.kv, stage.engine_args.get("kv_cache_memory_bytes")
+    kv_bytes = (
+        int(kv_argument) if kv_argument is not None else None if share is None else share - memory.taken
+    )
     if kv is None or kv_bytes is None:
         return StageNeeds(memory, 0, 0)
     if str(stage.engine_args.get("kv_cache_dtype", "auto")).startswith("fp8"):
@@ -115,14 +125,14 @@ def stage_needs(
     block_size = int(stage.engine_args.get("block_size", 128 if total is None else 16))  # vLLM's, in tokens
     tokens = max(0, kv_bytes) // (token_bytes * block_size) * block_size
     memory = replace(memory, kv_cache=kv_bytes, kv_tokens=tokens)
-    return StageNeeds(memory, token_bytes, block_size, None if given is None else kv_bytes)
+    return StageNeeds(memory, token_bytes, block_size, None if kv_argument is None else kv_bytes)
 
 
 def largest_graph(stage: Stage) -> int:
     """Tokens of the largest step with a CUDA graph; vLLM's default is twice the number of requests, at most
     512."""
-    given = stage.engine_args.get(CAPTURE_SIZE)
-    return min(2 * stage.max_num_seqs, 512) if given is None else int(given)
+    num_tokens = stage.engine_args.get(CAPTURE_SIZE)
+    return min(2 * stage.max_num_seqs, 512) if num_tokens is None else int(num_tokens)
 
 
 def _dtype(stage: Stage, footprint: StageFootprint) -> str:
@@ -148,18 +158,18 @@ def _weight_bytes(stage: Stage, footprint: StageFootprint, stored: StoredWeights
     """Size in memory. Weights stored smaller than config.json says keep their stored size."""
     if footprint.weight_bytes is not None:
         return footprint.weight_bytes
-    num_bytes = 4 if footprint.loads_float32 else _NUM_BYTES[_dtype(stage, footprint)]
+    num_bytes = 4 if footprint.loads_float32 else num_bits(_dtype(stage, footprint)) // 8
     quantizable = footprint.quantizable
     total = 0.0
     for name, shape in footprint.tensors.items():
-        found = stored.tensors.get(name)
+        tensor = stored.tensors.get(name)
         size: float = math.prod(shape) * num_bytes
-        if found is not None and found.num_bytes < math.prod(shape):
-            size = found.num_bytes
+        if tensor is not None and tensor.num_bytes < math.prod(shape):
+            size = tensor.num_bytes
         elif quantizable is not None and name in quantizable.weights:
             if quantizable.method is not None:
                 # Stored under the weight's own name, it may be one that the checkpoint does not quantize.
-                stored_bytes = math.prod(shape) * quantizable.bits / 8 if found is None else found.num_bytes
+                stored_bytes = math.prod(shape) * quantizable.bits / 8 if tensor is None else tensor.num_bytes
                 size = min(size, stored_bytes)
             elif _is_fp8(stage):
                 size = math.prod(shape)
@@ -167,13 +177,7 @@ def _weight_bytes(stage: Stage, footprint: StageFootprint, stored: StoredWeights
     return math.ceil(total)
 
 
-def check_gpu_memory(
-    config: StageConfig,
-    footprints: Mapping[str, StageFootprint],
-    stored: StoredWeights,
-    gpus: list[Gpu],
-    report: Report,
-) -> None:
+def check_gpu_memory(config: StageConfig, model: ModelSizes, gpus: list[Gpu], report: Report) -> None:
     """Compares stages with their shares and shares with devices. Adds findings to `report`."""
     by_index = {gpu.memory.index: gpu for gpu in gpus}
     used = sorted({device for stage in config.stages.values() for device in stage.devices})
@@ -191,12 +195,12 @@ def check_gpu_memory(
         for number in range(stage.replicas):
             devices = stage.devices_of(number)
             gpu = next((by_index[device] for device in devices if device in by_index), None)
-            if gpu is None or name not in footprints:
+            if gpu is None or name not in model.footprints:
                 continue
-            need = stage_needs(name, config, footprints[name], stored, gpu.memory.total, number)
+            need = stage_needs(name, config, model, gpu.memory.total, number)
             needs[need.memory.name] = need
             report.stages.append(need.memory)
-            problems += _dtype_problems(name, stage, footprints[name].dtype, gpu)
+            problems += _dtype_problems(name, stage, model.footprints[name].dtype, gpu)
             if "kv_cache_memory_bytes" in stage.engine_args:
                 problems += _kv_problems(name, need)
         report.errors("memory", dict.fromkeys(problems))
@@ -209,23 +213,18 @@ def check_gpu_memory(
 
 
 def check_cpu_memory(
-    config: StageConfig,
-    footprints: Mapping[str, StageFootprint],
-    stored: StoredWeights,
-    machine: DeviceMemory,
-    shared_memory: int,
-    report: Report,
+    config: StageConfig, model: ModelSizes, machine: DeviceMemory, shared_memory: int, report: Report
 ) -> None:
     """Compares all stages' sum with the machine's memory. `shared_memory`: bytes of queues, included."""
     report.devices.append(machine)
     for name in config.stages:
-        if name not in footprints:
+        if name not in model.footprints:
             continue
-        needs = stage_needs(name, config, footprints[name], stored, None)
+        needs = stage_needs(name, config, model, None)
         names = replica_names(name, config.stages[name].replicas)
         report.stages += [replace(needs.memory, name=replica) for replica in names]
         field = f"stages.{name}.engine_args.kv_cache_memory_bytes"
-        if footprints[name].kv is None:
+        if model.footprints[name].kv is None:
             continue
         if needs.memory.kv_cache is None:
             report.warn(
@@ -257,8 +256,8 @@ def _device_problems(
     together = sum(need.least for need in needs.values())
     if small and together > limit:
         parts = " + ".join(f"{name} {gb(need.least)}" for name, need in needs.items())
-        given = [name for name, need in needs.items() if need.given_kv_bytes is not None]
-        lower = f"lower kv_cache_memory_bytes of {_and(given)}, " if given else ""
+        fixed = [name for name, need in needs.items() if need.given_kv_bytes is not None]
+        lower = f"lower kv_cache_memory_bytes of {_and(fixed)}, " if fixed else ""
         yield (
             f"device {device.index} has {gb(device.total)}, of which stages may take {gb(limit)}; they need "
             f"at least {gb(together)} ({parts}): {lower}put stages on other GPUs with 'devices', spread one "
@@ -276,10 +275,10 @@ def _device_problems(
                 f"least ({gb(need.memory.taken)} and {_least_kv_cache(need)}). Shares that fit: "
                 f"{', '.join(f'{n} {share:g}' for n, share in fitting.items())}"
             )
-    asked = sum(shares.values())
-    if device.free is not None and asked > device.free:
+    total = sum(shares.values())
+    if device.free is not None and total > device.free:
         yield (
-            f"the stages ask for {gb(asked)} of device {device.index}, which has {gb(device.free)} of "
+            f"the stages ask for {gb(total)} of device {device.index}, which has {gb(device.free)} of "
             f"{gb(device.total)} free: end the programs that use it, or lower gpu_memory_utilization of "
             f"{_and(list(needs))}"
         )
@@ -305,13 +304,13 @@ def _kv_problems(name: str, needs: StageNeeds) -> Iterator[str]:
 
 def _dtype_problems(name: str, stage: Stage, dtype: str, gpu: Gpu) -> Iterator[str]:
     if isinstance(stage, DiffusionStage):
-        wanted: str = stage.compute_dtype("cuda")
+        compute_dtype: str = stage.compute_dtype("cuda")
     else:
-        wanted = dtype if stage.dtype == "auto" else stage.dtype
-    if wanted == "bfloat16" and gpu.capability is not None and gpu.capability < BFLOAT16_CAPABILITY:
+        compute_dtype = dtype if stage.dtype == "auto" else stage.dtype
+    if compute_dtype == "bfloat16" and not gpu.has_bfloat16:
         yield (
-            f"stages.{name}.dtype is bfloat16, which {gpu.memory.name} (compute capability "
-            f"{'.'.join(map(str, gpu.capability))}) does not have: set it to float16"
+            f"stages.{name}.dtype is bfloat16, which {gpu.memory.name} ({gpu.description}) does not have: set "
+            "it to float16"
         )
 
 

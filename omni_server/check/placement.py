@@ -8,20 +8,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from omni_server.check.machine import BFLOAT16_CAPABILITY, Gpu
+from omni_server.check.machine import Gpu
 from omni_server.check.memory import (
     CAPTURE_SIZE,
     PROCESS_BYTES,
+    ModelSizes,
     StageNeeds,
     largest_graph,
     stage_needs,
 )
 from omni_server.check.report import DeviceMemory, gb
-from omni_server.check.safetensors_headers import StoredWeights
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import DiffusionStage, Stage
 from omni_server.errors import ConfigError
-from omni_server.family import StageFootprint
 
 Quantization = Literal["fp8", "awq", "gptq"]
 
@@ -34,19 +33,6 @@ _SHARE_STEPS = 10_000
 _INT4 = "awq"
 _INT4_BITS = 4.16
 """4 bits, plus a 16-bit scale and a 4-bit zero point per group of 128."""
-
-
-@dataclass(frozen=True)
-class ModelSizes:
-    name: str
-    """For messages."""
-    footprints: Mapping[str, StageFootprint]
-    """By stage."""
-    stored: StoredWeights
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(math.prod(shape) for stage in self.footprints.values() for shape in stage.tensors.values())
 
 
 @dataclass(frozen=True)
@@ -88,7 +74,7 @@ def plan(
     that says what would fit.
     """
     base = _quantized(base, model, quantization)
-    gpus = [gpu for gpu in gpus if _has_bfloat16(gpu)] or gpus
+    gpus = [gpu for gpu in gpus if gpu.has_bfloat16] or gpus
     fitting = _fitting(gpus, base, model)
     if fitting is None:
         raise ConfigError(_refusal(gpus, base, model, can_be_quantized=quantization is None))
@@ -98,10 +84,7 @@ def plan(
 
 def check_cpu_plan(machine: DeviceMemory, config: StageConfig, model: ModelSizes) -> None:
     """Raises `ConfigError` if the stages do not fit the machine's memory."""
-    needs = [
-        stage_needs(name, config, footprint, model.stored, None)
-        for name, footprint in model.footprints.items()
-    ]
+    needs = [stage_needs(name, config, model, None) for name in model.footprints]
     total = sum(need.memory.taken + (need.memory.kv_cache or 0) for need in needs) + PROCESS_BYTES
     if machine.free is not None and total > machine.free:
         raise ConfigError(
@@ -113,8 +96,10 @@ def check_cpu_plan(machine: DeviceMemory, config: StageConfig, model: ModelSizes
 def _quantized(base: StageConfig, model: ModelSizes, quantization: Quantization | None) -> StageConfig:
     """Adds the engine arguments for the wanted precision to `base`. Raises `ConfigError` if the checkpoint
     has another."""
-    found = {name: fp.quantizable for name, fp in model.footprints.items() if fp.quantizable is not None}
-    methods = {quantizable.method for quantizable in found.values() if quantizable.method is not None}
+    quantizables = {
+        name: fp.quantizable for name, fp in model.footprints.items() if fp.quantizable is not None
+    }
+    methods = {quantizable.method for quantizable in quantizables.values() if quantizable.method is not None}
     if quantization is None or quantization in methods:
         return base  # vLLM reads the checkpoint
     if methods:
@@ -132,7 +117,7 @@ def _quantized(base: StageConfig, model: ModelSizes, quantization: Quantization 
         base,
         {
             name: {"engine_args": {**base.stages[name].engine_args, **quantizable.fp8_engine_args}}
-            for name, quantizable in found.items()
+            for name, quantizable in quantizables.items()
         },
     )
 
@@ -201,9 +186,9 @@ def _sized_fields(stage: Stage, size: _Size) -> _Fields:
 def _fits_as_it_is(config: StageConfig, devices: _Devices, model: ModelSizes) -> bool:
     """`devices` are one GPU."""
     needs = _needs(config, devices, model).values()
-    asked = sum(need.memory.share or 0 for need in needs)
+    total = sum(need.memory.share or 0 for need in needs)
     has_room = all(need.least <= (need.memory.share or 0) for need in needs)
-    return has_room and asked <= min(map(_budget, devices.values()))
+    return has_room and total <= min(map(_budget, devices.values()))
 
 
 def _with_shares(config: StageConfig, devices: _Devices, model: ModelSizes) -> StageConfig | None:
@@ -229,26 +214,17 @@ def _least(stage: Stage, need: StageNeeds) -> int:
 
 
 def _needs(config: StageConfig, devices: _Devices, model: ModelSizes) -> dict[str, StageNeeds]:
-    return {
-        name: stage_needs(name, config, model.footprints[name], model.stored, gpu.memory.total)
-        for name, gpu in devices.items()
-    }
+    return {name: stage_needs(name, config, model, gpu.memory.total) for name, gpu in devices.items()}
 
 
 def _check_bfloat16(gpus: Sequence[Gpu], config: StageConfig) -> None:
     for gpu in gpus:
         stages = [n for n, s in config.stages.items() if _index(gpu) in s.devices and s.dtype == "bfloat16"]
-        if stages and not _has_bfloat16(gpu):
-            assert gpu.capability is not None
+        if stages and not gpu.has_bfloat16:
             raise ConfigError(
-                f"device {_index(gpu)} ({gpu.memory.name}, compute capability "
-                f"{'.'.join(map(str, gpu.capability))}) has no bfloat16, in which {' and '.join(stages)} "
-                "would run: write a stage config with dtype float16"
+                f"device {_index(gpu)} ({gpu.memory.name}, {gpu.description}) has no bfloat16, in which "
+                f"{' and '.join(stages)} would run: write a stage config with dtype float16"
             )
-
-
-def _has_bfloat16(gpu: Gpu) -> bool:
-    return gpu.capability is None or gpu.capability >= BFLOAT16_CAPABILITY
 
 
 def _refusal(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, *, can_be_quantized: bool) -> str:

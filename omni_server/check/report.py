@@ -41,7 +41,7 @@ class StageMemory:
     """Bytes that one replica of a stage uses of one device, or of the machine's memory on a CPU."""
 
     name: str
-    """Of `omni_server.replica_name`."""
+    """Of `omni_server.metrics.replica_name`."""
     devices: tuple[int, ...]
     """Empty on a CPU."""
     share: int | None

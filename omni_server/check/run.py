@@ -7,32 +7,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_server.check.default_config import (
-    base_config_path,
-    chosen_config,
-    family_and_defaults,
-    load_for,
-)
+from omni_server.check.default_config import base_config, chosen_config
 from omni_server.check.files import small_file_problems, weight_problems
 from omni_server.check.machine import (
     Gpu,
     check_address,
     check_installation,
     gpus_of_this_machine,
+    has_gpu,
     memory_of_this_machine,
     shared_memory_free,
 )
-from omni_server.check.memory import check_cpu_memory, check_gpu_memory
-from omni_server.check.placement import ModelSizes, Quantization
+from omni_server.check.memory import ModelSizes, check_cpu_memory, check_gpu_memory
+from omni_server.check.placement import Quantization
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.check.safetensors_headers import StoredWeights, read_weights
 from omni_server.config.load import load_stage_config
+from omni_server.config.model_folder import HubUnreachableError, architectures_of, resolve_model_folder
 from omni_server.config.stage_config import Platform, StageConfig
 from omni_server.edge import check_longest_window
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.errors import ConfigError
 from omni_server.family import (
-    DefaultConfigs,
     FamilyModel,
     StageFootprint,
     check_outputs,
@@ -40,7 +36,6 @@ from omni_server.family import (
     open_model,
     servable_architectures,
 )
-from omni_server.model_folder import HubUnreachableError, architectures_of, has_gpu, resolve_model_folder
 from omni_server.transport.slab_queue import queue_bytes, refuse_unordered_machine
 
 
@@ -66,12 +61,12 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         "TRANSFORMERS_VERBOSITY", "error"
     )  # read at its import; warns of ids that are right here
     on_gpu = not options.use_cpu and (options.device_memory is not None or has_gpu())
-    path, given = options.stage_config, None
+    path, named_config = options.stage_config, None
     platform: Platform = "cuda" if on_gpu else "cpu"
     architectures = servable_architectures()
     if path is not None:
-        given = load_stage_config(path)
-        platform, architectures = given.platform, load_family(given.model_family).architectures
+        named_config = load_stage_config(path)
+        platform, architectures = named_config.platform, load_family(named_config.model_family).architectures
     report = Report(options.model, stage_config="" if path is None else str(path), platform=platform)
     is_here = options.device_memory is None
     if is_here:
@@ -85,14 +80,11 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
             needs_weights=False,
             on_progress=on_progress,
         )
-        defaults: DefaultConfigs | None = None
-        if given is None:
-            family, defaults = family_and_defaults(folder, options.model)
-            path = base_config_path(defaults, on_gpu=on_gpu)
-            config = load_for(path, family.outputs(folder))
+        if named_config is None:
+            family, path, config = base_config(folder, options.model, on_gpu=on_gpu)
             report.stage_config = str(path)
         else:
-            family, config = load_family(given.model_family), given
+            family, config = load_family(named_config.model_family), named_config
     except HubUnreachableError as error:
         report.leave_open("files", str(error))
         return report
@@ -121,12 +113,12 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         else:
             report.errors("files", weight_problems(folder, stored, footprints))
     gpus: list[Gpu] | None = None
-    if defaults is not None and footprints:
-        sizes = ModelSizes(options.model, footprints, stored)
+    sizes = ModelSizes(options.model, footprints, stored)
+    if named_config is None and footprints:
         gpus = _gpus(config, options) if on_gpu else []
         try:
             config = chosen_config(
-                gpus, config, sizes, defaults, use_cpu=options.use_cpu, quantization=options.quantization
+                gpus, config, sizes, family, use_cpu=options.use_cpu, quantization=options.quantization
             )
         except ConfigError as error:
             report.devices = [gpu.memory for gpu in gpus]
@@ -137,7 +129,10 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         with report.noting("stage config", f"{report.stage_config}: "):
             check_longest_window(config, model)
         _check_shared_memory(config, model, report, is_here=is_here)
-        _check_memory(config, footprints, stored, options, gpus, report)
+        if config.platform == "cpu":
+            check_cpu_memory(config, sizes, _memory(options), report.shared_memory_needed or 0, report)
+        else:
+            check_gpu_memory(config, sizes, _gpus(config, options) if gpus is None else gpus, report)
     return report
 
 
@@ -184,22 +179,11 @@ def _check_shared_memory(config: StageConfig, model: FamilyModel, report: Report
         )
 
 
-def _check_memory(
-    config: StageConfig,
-    footprints: dict[str, StageFootprint],
-    stored: StoredWeights,
-    options: CheckOptions,
-    gpus: list[Gpu] | None,
-    report: Report,
-) -> None:
-    """`gpus` are those that the config was made for; their free memory is not queried again."""
-    if config.platform == "cpu":
-        machine = memory_of_this_machine()
-        if options.device_memory is not None:
-            machine = DeviceMemory(None, "memory", options.device_memory[0], options.device_memory[0])
-        check_cpu_memory(config, footprints, stored, machine, report.shared_memory_needed or 0, report)
-        return
-    check_gpu_memory(config, footprints, stored, _gpus(config, options) if gpus is None else gpus, report)
+def _memory(options: CheckOptions) -> DeviceMemory:
+    if options.device_memory is None:
+        return memory_of_this_machine()
+    size = options.device_memory[0]
+    return DeviceMemory(None, "memory", size, size)
 
 
 def _gpus(config: StageConfig, options: CheckOptions) -> list[Gpu]:

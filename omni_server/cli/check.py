@@ -6,9 +6,14 @@ import sys
 from functools import partial
 
 from omni_server.api.config import ApiConfig
-from omni_server.cli.model_flags import add_model_flags, refuse_two_models, speaking_demo
-from omni_server.cli.placement_flags import add_placement_flags, add_quantization_flag, refuse_contradictions
-from omni_server.command_line import options_of, port
+from omni_server.cli.command_line import options_of, port
+from omni_server.cli.model_flags import (
+    add_model_flags,
+    add_quantization_flag,
+    refuse_contradictions,
+    refuse_two_models,
+    speaking_demo,
+)
 from omni_server.config.load import find_stage_config
 
 _DEFAULTS = ApiConfig()
@@ -28,7 +33,6 @@ def fill(parser: argparse.ArgumentParser) -> None:
         "cannot be reached."
     )
     add_model_flags(parser)
-    add_placement_flags(parser)
     add_quantization_flag(parser)
     parser.add_argument(
         "--load-format",

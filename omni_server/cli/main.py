@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from omni_server import __version__
+from omni_server.cli.command_line import PROGRAM, Parser
 from omni_server.cli.process import complain
-from omni_server.command_line import PROGRAM, Parser
 from omni_server.errors import ConfigError, OmniError
 
 EXIT_FAILURE = 1
@@ -82,7 +82,7 @@ def _fill(name: str, parser: argparse.ArgumentParser) -> None:
         case "replicas":
             from omni_server.cli.replicas import fill
         case "ray":
-            from omni_server.cli.ray import fill
+            from omni_server.cli.ray.command import fill
     fill(parser)
 
 

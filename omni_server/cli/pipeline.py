@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_server.check.default_config import resolve_deployment
-from omni_server.cli.model_flags import speaking_demo
-from omni_server.cli.placement_flags import refuse_contradictions
+from omni_server.cli.model_flags import refuse_contradictions, speaking_demo
 from omni_server.cli.serve_flags import ServeOptions
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
@@ -51,8 +50,8 @@ async def running(
     Raises a `ConfigError` that explains why the engines cannot start.
     """
     from omni_server.check.files import explained, refuse_damaged_files
+    from omni_server.cli.replica_socket import ReplicaSocket
     from omni_server.omni import AsyncOmni
-    from omni_server.replica_socket import ReplicaSocket
 
     refuse_damaged_files(model_dir, config, load_format=options.load_format)
     try:

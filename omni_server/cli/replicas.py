@@ -105,13 +105,13 @@ def _replace(options: argparse.Namespace) -> int:
 
 def _servers(pid: int | None) -> list[tuple[Path, Replicas]]:
     """Sockets and answers of the servers that run, or of the one with `pid`. Raises `ConfigError`."""
-    found = [(path, server) for path, server in _running() if pid in (None, server.server_pid)]
-    if not found:
+    servers = [(path, server) for path, server in _running() if pid in (None, server.server_pid)]
+    if not servers:
         which = "no server" if pid is None else f"no server with process id {pid}"
         raise ConfigError(
             f"{which} of this user was found in {tempfile.gettempdir()}: set TMPDIR as it is set for the server"
         )
-    return found
+    return servers
 
 
 def _running() -> Iterator[tuple[Path, Replicas]]:

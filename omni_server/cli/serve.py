@@ -24,8 +24,8 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
 from omni_server.family import load_family
-from omni_server.log_format import set_up_logging
-from omni_server.native_stderr import redirect_native_stderr
+from omni_server.platform.log_format import set_up_logging
+from omni_server.platform.native_stderr import redirect_native_stderr
 from omni_server.types import ModelInfo
 from omni_server.version import VERSION
 

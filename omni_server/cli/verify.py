@@ -6,10 +6,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from omni_server.cli.command_line import options_of, seconds
 from omni_server.cli.model_flags import add_model_flags, refuse_two_models, speaking_demo
-from omni_server.cli.placement_flags import add_placement_flags
 from omni_server.cli.process import complain, progress_printer
-from omni_server.command_line import options_of, seconds
 
 DEFAULT_TIMEOUT_S = 1800.0
 EXIT_CODES = {True: 0, False: 1}
@@ -30,7 +29,6 @@ def fill(parser: argparse.ArgumentParser) -> None:
         "compares."
     )
     add_model_flags(parser)
-    add_placement_flags(parser)
     parser.add_argument(
         "--report",
         metavar="FILE",

@@ -19,7 +19,7 @@ from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import KILL_TIMEOUT_S, EngineProcesses
 from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import StageDeadError
-from omni_server.replica_name import split_replica_name
+from omni_server.metrics.replica_name import split_replica_name
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class EngineHandle(Generic[EngineT]):
     """
 
     def __init__(self, name: str, build: BuildEngine[EngineT]) -> None:
-        """`name` is one of `omni_server.replica_name`."""
+        """`name` is one of `omni_server.metrics.replica_name`."""
         self.name = name
         """Name in errors, logs and metrics."""
         self.stage, number = split_replica_name(name)

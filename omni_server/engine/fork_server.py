@@ -23,7 +23,7 @@ from multiprocessing.process import BaseProcess
 from omni_server.engine.environment import VISIBLE_DEVICES
 from omni_server.engine.process_files import TempFolder
 from omni_server.family import ModelFamily
-from omni_server.native_stderr import real_stderr
+from omni_server.platform.native_stderr import real_stderr
 
 logger = logging.getLogger(__name__)
 

@@ -38,12 +38,12 @@ from omni_server.engine.process_files import (
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.engine.start_progress import StartProgress
 from omni_server.family import FamilyModel, ModelFamily
+from omni_server.metrics.replica_name import replica_names
 from omni_server.protocol.runtime_config import (
     PredictorSamplingSpec,
     QueueSpec,
     StageRuntimeConfig,
 )
-from omni_server.replica_name import replica_names
 from omni_server.transport.block_ledger import BlockLedger
 from omni_server.transport.slab_queue import SlabQueue, new_queue_path, sweep_dead_queues
 

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from omni_server.metrics.buckets import FIRST_OUTPUT_S, PER_TOKEN_S, REQUEST_S
-from omni_server.replica_name import split_replica_name
+from omni_server.metrics.replica_name import split_replica_name
 
 Clock = Callable[[], float]
 
@@ -193,7 +193,7 @@ def pipeline_text(
     stages: Mapping[str, StageLevel],
 ) -> bytes:
     """`active` counts the unfinished requests. All but `queues` are keyed by the replica's name
-    (`omni_server.replica_name`), and `queues` by the source's and the target stage."""
+    (`omni_server.metrics.replica_name`), and `queues` by the source's and the target stage."""
     return generate_latest(_Pipeline(model_name, ar_stages, active, queues, stages))
 
 

@@ -23,7 +23,7 @@ class ReplaceReplica(msgspec.Struct, frozen=True, tag="replace"):
     """Answered with `Replaced` or `NotReplaced`, when it is done."""
 
     replica: str
-    """A name of `omni_server.replica_name`."""
+    """A name of `omni_server.metrics.replica_name`."""
     timeout_s: float | None = None
     """For the requests that it has; None: as long as a request may take."""
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from omni_server.checkpoint_files import config_errors
+from omni_server.config.checkpoint_files import config_errors
 from omni_server.family import KvLayout, StageFootprint
 
 WIDE_LAYERS = 4

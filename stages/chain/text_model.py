@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from omni_server.checkpoint_files import read_json_object
+from omni_server.config.checkpoint_files import read_json_object
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.family import Prompt
 from omni_server.types import ChatMessage, FunctionTool, TextPart

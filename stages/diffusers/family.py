@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from omni_server.checkpoint_files import config_errors
+from omni_server.config.checkpoint_files import config_errors
 from omni_server.config.pipeline import Pipeline, StageSpec, StepwiseEngine
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from omni_server.config.checkpoint_files import read_tensors
 from omni_server.config.stage_config import StageConfig
 from omni_server.family import StageFootprint
 from omni_server.protocol.images import PIXELS_PER_TOKEN
@@ -59,13 +60,9 @@ def _changed_weight_bytes(
 
 
 def _stored_tensors(folder: PipelineFolder) -> dict[str, tuple[int, ...]]:
-    from safetensors import safe_open
-
     tensors: dict[str, tuple[int, ...]] = {}
     for path in folder.weight_files():
-        with safe_open(path, "np") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
-                tensors[f"{path.parent.name}/{name}"] = tuple(file.get_slice(name).get_shape())
+        tensors |= {f"{path.parent.name}/{name}": tensor.shape for name, tensor in read_tensors(path).items()}
     return tensors
 
 

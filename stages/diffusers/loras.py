@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omni_server.checkpoint_files import config_errors
+from omni_server.config.checkpoint_files import config_errors
 from omni_server.errors import ConfigError
 from omni_server.images import Lora
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from omni_server.checkpoint_files import indexed_weight_files, read_json_object
+from omni_server.config.checkpoint_files import indexed_weight_files, read_json_object
 from omni_server.errors import ConfigError
 
 INDEX = "model_index.json"

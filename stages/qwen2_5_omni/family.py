@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from omni_server.checkpoint_files import config_errors, read_json_object
+from omni_server.config.checkpoint_files import config_errors, read_json_object
 from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec, TokenFrames
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError

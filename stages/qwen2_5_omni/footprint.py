@@ -1,19 +1,18 @@
 """Memory that each stage of a Qwen2.5-Omni checkpoint needs, from config.json alone."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
-from omni_server.checkpoint_files import config_errors
+from omni_server.config.checkpoint_files import config_errors
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.errors import ConfigError
 from omni_server.family import KvLayout, NeededFile, Quantizable, StageFootprint
 from stages import checkpoint_footprint
-from stages.checkpoint_footprint import quantizable, read_config
+from stages.checkpoint_footprint import dtype_name, quantizable, read_config, widest_layer
 from stages.qwen2_5_omni.code2wav.stream_kv import slot_shape
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE
 from stages.qwen2_5_omni.options import Code2WavStage
@@ -62,7 +61,7 @@ def _footprint(
     head_dim = decoder.hidden_size // decoder.num_attention_heads if is_thinker else decoder.head_dim
     return StageFootprint(
         tensors=shapes,
-        dtype="bfloat16" if whole.dtype is None else str(whole.dtype).removeprefix("torch."),
+        dtype=dtype_name(whole),
         loads_float32=False,
         encodes_media=is_thinker,
         kv=KvLayout(decoder.num_hidden_layers, decoder.num_key_value_heads, head_dim),
@@ -90,8 +89,8 @@ def _code2wav(
     # float32). With the 7B's sizes in float16, code2wav took 1.26, 1.71, 2.59, 3.11 and 4.07 GB of one H200
     # for 4, 8, 16, 32 and 64 requests once its graphs were recorded; this estimate gives 2.20, 2.32, 2.81,
     # 3.29 and 4.20 GB.
-    per_frame = stage.solver.num_branches * 10 * dit.hidden_size + 6 * _widest(
-        vocoder.upsample_initial_channel, vocoder.upsample_rates
+    per_frame = stage.solver.num_branches * 10 * dit.hidden_size + 6 * widest_layer(
+        vocoder.upsample_initial_channel, 1, vocoder.upsample_rates
     )
     vocoder_values = sum(
         math.prod(shape) for name, shape in shapes.items() if name.startswith(_VOCODER_PREFIX)
@@ -107,12 +106,3 @@ def _code2wav(
         preparation_bytes=vocoder_values * (4 if is_float32 else 2) * 5 // 4,
         stream_state_bytes=math.prod(slot_shape(dit, stage.solver)) * (4 if is_float32 else 2),
     )
-
-
-def _widest(channels: int, rates: Sequence[int]) -> int:
-    """Most values per mel frame in any vocoder layer; each upsampling halves the channels."""
-    widest, samples = channels, 1
-    for rate in rates:
-        channels, samples = channels // 2, samples * rate
-        widest = max(widest, channels * samples)
-    return widest

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omni_server.checkpoint_files import config_errors, read_json_object
+from omni_server.config.checkpoint_files import config_errors, read_json_object
 from omni_server.errors import ConfigError
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 
-from omni_server.checkpoint_files import config_errors
+from omni_server.config.checkpoint_files import config_errors
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.family import KvLayout, Quantizable, StageFootprint
-from stages.checkpoint_footprint import quantizable, read_config
+from stages.checkpoint_footprint import dtype_name, quantizable, read_config, widest_layer
 from stages.published_experts import published_tensors
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
 from stages.qwen3_omni.code2wav.state import values_per_stream
@@ -62,7 +62,7 @@ def _footprint(
         inner += decoder.shared_expert_intermediate_size
     return StageFootprint(
         tensors=shapes,
-        dtype="bfloat16" if whole.dtype is None else str(whole.dtype).removeprefix("torch."),
+        dtype=dtype_name(whole),
         loads_float32=False,
         encodes_media=is_thinker,
         kv=KvLayout(decoder.num_hidden_layers, decoder.num_key_value_heads, decoder.head_dim),
@@ -87,12 +87,8 @@ def _code2wav(
     dtype = stage.compute_dtype(config.platform)
     with torch.device("meta"):
         state = values_per_stream(Code2WavNetwork(decoder))
-    # The widest layer is one of the decoder's blocks: channels are halved and samples multiplied at each. It
-    # holds its input, and output, activations and their copy with the state in front.
-    channels, samples, widest = decoder.decoder_dim, math.prod(decoder.upsampling_ratios), 0
-    for rate in decoder.upsample_rates:
-        channels, samples = channels // 2, samples * rate
-        widest = max(widest, channels * samples)
+    # The widest layer holds its input, and output, activations and their copy with the state in front.
+    widest = widest_layer(decoder.decoder_dim, math.prod(decoder.upsampling_ratios), decoder.upsample_rates)
     return StageFootprint(
         tensors=shapes,
         dtype=dtype,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_server.checkpoint_files import read_json_object
+from omni_server.config.checkpoint_files import read_json_object
 from omni_server.errors import ConfigError
 
 

@@ -2,7 +2,7 @@
 
 import os
 
-from omni_server.native_stderr import redirect_native_stderr
+from omni_server.platform.native_stderr import redirect_native_stderr
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.protocol.local_socket import send_datagram
 from omni_server.protocol.parent_watch import end_with_parent

@@ -17,7 +17,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-from omni_server.native_stderr import redirect_native_stderr
+from omni_server.platform.native_stderr import redirect_native_stderr
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.parent_watch import end_with_parent
 from omni_server.protocol.rows import (

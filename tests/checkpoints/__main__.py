@@ -55,7 +55,7 @@ def main() -> None:
     import torch
     import transformers
 
-    from omni_server.command_line import program
+    from omni_server.cli.command_line import program
     from omni_server.errors import ConfigError
     from tests.checkpoints.write import FAMILIES, make_demo_checkpoint
 

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from omni_server.api.config import ApiConfig
-from omni_server.cli.ray_flags import deployment_of
-from omni_server.cli.ray_options import pipeline_needs
+from omni_server.cli.ray.flags import deployment_of
+from omni_server.cli.ray.options import pipeline_needs
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "recipes" / "kubernetes.md").read_text()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from omni_server.checkpoint_files import config_errors
+from omni_server.config.checkpoint_files import config_errors
 from omni_server.errors import ConfigError
 
 VOICES_FILE = "spk_dict.pt"

@@ -11,7 +11,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.request_record import current_request
 from omni_server.api.state import ServerState
 from omni_server.errors import StageError
-from omni_server.log_format import Field, StructuredMessage
+from omni_server.platform.log_format import Field, StructuredMessage
 from omni_server.types import ChatMessage, Finished, OmniRequest, StageTimes, TextPart
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import URL, app_of, base64_of, chat, data_url, http_client, media, post, tone

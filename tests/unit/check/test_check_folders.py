@@ -12,6 +12,10 @@ from safetensors.numpy import load_file, save_file
 from omni_server.check import run
 from tests.unit.check.findings import CPU, Check, errors, the_error
 
+UNREADABLE = (
+    "cannot be read as safetensors, download it again: SafetensorError: Error while deserializing header: "
+)
+
 
 def test_a_folder_without_weights_is_told_of_dummy_ones(check: Check, seven_b: Path) -> None:
     assert "serve random ones with --load-format dummy" in the_error(check(seven_b, "--device-memory", "80G"))
@@ -38,20 +42,23 @@ def test_a_weight_that_is_not_where_the_index_says_is_named(check: Check, shards
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda content: content[:-1000], "is cut off: "),
-        (lambda content: content + b"\0", "is too long: "),
-        (lambda content: content[:100], "is cut off in it: download it again"),
-        (lambda content: b"", "has 0 bytes only"),
+        (lambda content: content[:-1000], f"{UNREADABLE}incomplete metadata, file not fully covered"),
+        (lambda content: content + b"\0", f"{UNREADABLE}incomplete metadata, file not fully covered"),
+        (lambda content: content[:100], f"{UNREADABLE}invalid header length"),
+        (lambda content: b"", f"{UNREADABLE}header too small"),
         (
             lambda content: b"<html>Too many requests, come back later</html>",
-            "has no header of the safetensors format",
+            f"{UNREADABLE}header too large",
         ),
         (
             lambda content: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
-            "pointer of Git LFS",
+            "is a pointer of Git LFS",
         ),
-        (lambda content: struct.pack("<Q", 2) + b"[]", "has a header that cannot be read"),
-        (lambda content: content.replace(b'"F32"', b'"F64"', 1), "has a header that cannot be read"),
+        (lambda content: struct.pack("<Q", 2) + b"[]", f"{UNREADABLE}invalid JSON in header"),
+        (
+            lambda content: content.replace(b'"F32"', b'"F64"', 1),
+            f"{UNREADABLE}invalid shape, data type, or offset for tensor",
+        ),
     ],
 )
 def test_a_damaged_file_of_weights_is_named_with_what_is_wrong(

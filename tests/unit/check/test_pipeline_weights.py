@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 from omni_server.check.files import weight_problems
 from omni_server.check.safetensors_headers import read_weights
+from omni_server.config.model_folder import architectures_of, config_file, resolve_model_folder
 from omni_server.errors import ConfigError
-from omni_server.model_folder import architectures_of, config_file, resolve_model_folder
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def test_a_pipeline_is_found_by_its_index(pipeline: Path) -> None:
 
 def test_weights_are_named_after_their_component(pipeline: Path) -> None:
     stored = read_weights(pipeline)
-    assert {name: tensor.file for name, tensor in stored.tensors.items()} == {
-        "unet/conv.weight": "unet/model.safetensors",
-        "vae/conv.weight": "vae/model.safetensors",
+    assert {name: tensor.path for name, tensor in stored.tensors.items()} == {
+        "unet/conv.weight": pipeline / "unet" / "model.safetensors",
+        "vae/conv.weight": pipeline / "vae" / "model.safetensors",
     }
     assert (stored.num_files, stored.problems) == (2, [])
     assert list(weight_problems(pipeline, stored, {})) == []
@@ -44,7 +44,7 @@ def test_a_damaged_component_is_named(pipeline: Path) -> None:
     path = pipeline / "vae" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-4])
     (problem,) = weight_problems(pipeline, read_weights(pipeline), {})
-    assert problem.startswith(f"{path}: is cut off")
+    assert problem.startswith(f"{path}: cannot be read as safetensors")
 
 
 def test_pickled_weights_are_none(pipeline: Path) -> None:

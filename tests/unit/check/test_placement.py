@@ -11,10 +11,11 @@ import pytest
 
 from omni_server.check.default_config import default_stage_config
 from omni_server.check.machine import Gpu
-from omni_server.check.memory import CAPTURE_SIZE, check_gpu_memory, stage_needs
-from omni_server.check.placement import TOKENS_PER_REQUEST, ModelSizes, Quantization, plan
+from omni_server.check.memory import CAPTURE_SIZE, ModelSizes, check_gpu_memory, stage_needs
+from omni_server.check.placement import TOKENS_PER_REQUEST, Quantization, plan
 from omni_server.check.report import DeviceMemory, Report
-from omni_server.check.safetensors_headers import StoredTensor, StoredWeights
+from omni_server.check.safetensors_headers import StoredWeights
+from omni_server.config.checkpoint_files import StoredTensor
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
@@ -141,7 +142,7 @@ def test_the_plan_fits_its_gpus(
             assert left / kv_token >= stage.max_num_seqs * TOKENS_PER_REQUEST
     assert max(sums.values()) <= MAX_MEMORY_FRACTION
     report = Report(model)
-    check_gpu_memory(config, models[model].footprints, StoredWeights(), devices, report)
+    check_gpu_memory(config, models[model], devices, report)
     assert report.findings == []
     assert StageConfig.model_validate(config.model_dump(by_alias=True)) == config
 
@@ -300,13 +301,14 @@ def test_weights_that_a_quantized_checkpoint_keeps_in_16_bits_count_as_stored(
     assert footprint.quantizable is not None
     in_fp8 = replace(footprint, quantizable=replace(footprint.quantizable, method="fp8", bits=8))
     kept = {
-        name: StoredTensor("model.safetensors", "BF16", shape, 2 * math.prod(shape))
+        name: StoredTensor(Path("model.safetensors"), "BF16", shape)
         for name, shape in footprint.tensors.items()
         if name in footprint.quantizable.weights and name.endswith("down_proj.weight")
     }
 
     def weights(stored: StoredWeights) -> int:
-        return stage_needs("thinker", BASE, in_fp8, stored, 80 * GIB).memory.weights
+        sizes = ModelSizes("7b", {"thinker": in_fp8}, stored)
+        return stage_needs("thinker", BASE, sizes, 80 * GIB).memory.weights
 
     more = sum(math.prod(tensor.shape) for tensor in kept.values())
     assert more > 1e9

@@ -9,15 +9,15 @@ import pytest
 
 from omni_server.check.default_config import load_for
 from omni_server.check.machine import Gpu
-from omni_server.check.memory import CAPTURE_SIZE, check_cpu_memory, check_gpu_memory, stage_needs
-from omni_server.check.placement import ModelSizes, Quantization, plan
+from omni_server.check.memory import CAPTURE_SIZE, ModelSizes, check_cpu_memory, check_gpu_memory, stage_needs
+from omni_server.check.placement import Quantization, plan
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.check.safetensors_headers import StoredWeights
 from omni_server.config.load import find_shipped_config, load_stage_config, shipped_configs
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.errors import ConfigError
-from omni_server.family import StageFootprint, load_family
+from omni_server.family import load_family
 from tests.checkpoints.qwen2_5_omni.genuine import genuine_model_config as genuine_qwen2_5
 from tests.checkpoints.qwen3_omni.genuine import genuine_model_config as genuine_qwen3
 from tests.checkpoints.write import make_demo_checkpoint
@@ -66,8 +66,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return folder
 
 
-def footprints_of(config: StageConfig, folder: Path) -> dict[str, StageFootprint]:
-    return load_family(config.model_family).footprints(folder, config)
+def sizes_of(config: StageConfig, folder: Path) -> ModelSizes:
+    return ModelSizes("30b", load_family(config.model_family).footprints(folder, config), StoredWeights())
 
 
 def gpus(sizes: list[float]) -> list[Gpu]:
@@ -86,7 +86,7 @@ def test_a_shipped_config_fits_its_gpus(name: str, folders: Folders) -> None:
     model, sizes = ON_GPUS[name]
     config = load_stage_config(find_shipped_config(name))
     report = Report(model)
-    check_gpu_memory(config, footprints_of(config, folders(model)), StoredWeights(), gpus(sizes), report)
+    check_gpu_memory(config, sizes_of(config, folders(model)), gpus(sizes), report)
     assert report.findings == []
     assert {device for stage in config.stages.values() for device in stage.devices} == set(range(len(sizes)))
 
@@ -96,25 +96,20 @@ def test_a_shipped_config_fits_its_main_memory(name: str, folders: Folders) -> N
     model, gigabytes = ON_CPUS[name]
     config = load_stage_config(find_shipped_config(name))
     report, machine = Report(model), DeviceMemory(None, "memory", gigabytes * 10**9, gigabytes * 10**9)
-    check_cpu_memory(config, footprints_of(config, folders(model)), StoredWeights(), machine, 0, report)
+    check_cpu_memory(config, sizes_of(config, folders(model)), machine, 0, report)
     assert report.findings == []
 
 
 def test_graphs_of_more_tokens_take_memory_from_the_kv_cache(folders: Folders) -> None:
     config = load_stage_config(find_shipped_config("qwen3_omni"))
-    footprint = footprints_of(config, folders("30b"))["thinker"]
+    sizes = sizes_of(config, folders("30b"))
 
     def kv_bytes(**engine_args: object) -> int:
         thinker = config.stages["thinker"]
         changed = thinker.model_copy(update={"engine_args": {**thinker.engine_args, **engine_args}})
         stages = {**config.stages, "thinker": changed}
-        needs = stage_needs(
-            "thinker",
-            config.model_copy(update={"stages": stages}),
-            footprint,
-            StoredWeights(),
-            int(FOUND_141 * GIB),
-        )
+        with_arguments = config.model_copy(update={"stages": stages})
+        needs = stage_needs("thinker", with_arguments, sizes, int(FOUND_141 * GIB))
         assert needs.memory.kv_cache is not None
         return needs.memory.kv_cache
 
@@ -145,7 +140,7 @@ CHOSEN: Mapping[tuple[Quantization | None, tuple[float, ...]], tuple[int, int] |
 
 def test_qwen3_omni_gets_the_largest_deployment_that_fits(folders: Folders) -> None:
     base = load_stage_config(find_shipped_config("qwen3_omni"))
-    model = ModelSizes("30b", footprints_of(base, folders("30b")), StoredWeights())
+    model = sizes_of(base, folders("30b"))
 
     def planned(quantization: Quantization | None, sizes: tuple[float, ...]) -> StageConfig | None:
         try:
@@ -174,7 +169,7 @@ def test_qwen3_omni_without_a_talker_gets_the_thinker_alone(folders: Folders) ->
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"enable_audio_output": False}))
     base = load_for(find_shipped_config("qwen3_omni"), load_family("qwen3_omni").outputs(folder))
-    model = ModelSizes("30b", footprints_of(base, folder), StoredWeights())
+    model = sizes_of(base, folder)
 
     chosen = plan(gpus([80.0]), base, model, None)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.command_line import program
+from omni_server.cli.command_line import program
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_folder_that_was_removed_under_the_user_is_no_obstacle(checkout: Path,
     gone = tmp_path / "gone"
     gone.mkdir()
     words = f"import sys; sys.argv = [{sys.argv[0]!r}]; "
-    words += "from omni_server.command_line import program; print(program())"
+    words += "from omni_server.cli.command_line import program; print(program())"
     script = f"cd '{gone}' && rmdir '{gone}' && exec \"$0\" -c \"$1\""
     finished = subprocess.run(
         ["bash", "-c", script, sys.executable, words],

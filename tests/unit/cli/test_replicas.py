@@ -11,11 +11,11 @@ import pytest
 
 from omni_server.cli import replicas
 from omni_server.cli.main import main
+from omni_server.cli.replica_socket import ReplicaSocket
 from omni_server.engine.process_files import PREFIX
 from omni_server.errors import ReplacementError
 from omni_server.omni import AsyncOmni
 from omni_server.protocol.replica_control import Replica
-from omni_server.replica_socket import ReplicaSocket
 
 
 class Server:

@@ -21,6 +21,7 @@ from omni_server.engine.feed_outbox import FeedOutbox
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.errors import CorruptDataError
 from omni_server.family import CodecLayout, TextRows
+from omni_server.metrics.replica_name import split_replica_name
 from omni_server.orchestrator.caller_turns import CallerTurns
 from omni_server.orchestrator.request_graph import ArTask, AudioTask, RequestGraph, TextOutput
 from omni_server.orchestrator.request_run import RequestRun
@@ -31,7 +32,6 @@ from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.images import StageEvent
 from omni_server.protocol.rows import AddressedFeed, RowsFeed, RowsPayload, Segment, SharedBlock
-from omni_server.replica_name import split_replica_name
 from omni_server.types import FinishReason, OmniEvent, PromptTokens, SampledToken
 
 PROMPT_IDS = (11, 12, 13)

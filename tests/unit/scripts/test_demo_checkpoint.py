@@ -15,8 +15,8 @@ from transformers import (
     Qwen2_5OmniForConditionalGeneration,
 )
 
+from omni_server.config.model_folder import read_about
 from omni_server.errors import ConfigError
-from omni_server.model_folder import read_about
 from omni_server.types import AboutModel
 from tests.checkpoints.qwen2_5_omni.sizes import SIZES
 from tests.checkpoints.write import make_demo_checkpoint

@@ -4,12 +4,12 @@ application."""
 import argparse
 import logging
 
-from omni_server.cli.ray_flags import checked, fill_deploy
-from omni_server.cli.ray_options import RayOptions
+from omni_server.cli.ray.flags import checked, fill_deploy
+from omni_server.cli.ray.options import RayOptions
 from omni_server.cli.serve_flags import ServeOptions
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError, OmniError
-from omni_server.log_format import set_up_logging
+from omni_server.platform.log_format import set_up_logging
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def _deploy(options: ServeOptions, ray_options: RayOptions, config: StageConfig)
         from ray import serve
     except ImportError as error:
         raise ConfigError("Ray is not installed here: install omni-server[ray]") from error
-    from omni_server.cli.ray_pipeline import bound
+    from omni_server.cli.ray.pipeline import bound
 
     try:
         ray.init(address=ray_options.address, log_to_driver=False)

@@ -16,8 +16,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils.tqdm import tqdm
 
+from omni_server.config.model_folder import resolve_model_folder
 from omni_server.errors import ConfigError
-from omni_server.model_folder import resolve_model_folder
 
 SERVABLE = ("SomeOmniModel",)
 

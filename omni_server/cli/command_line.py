@@ -33,8 +33,8 @@ def program() -> str:
     file = started if started.name == PROGRAM else Path(sysconfig.get_path("scripts"), PROGRAM)
     if not file.is_file():
         return shlex.join([sys.executable, "-m", "omni_server.cli.entry"])
-    found = shutil.which(PROGRAM)
-    if found is not None and file.samefile(found):
+    on_path = shutil.which(PROGRAM)
+    if on_path is not None and file.samefile(on_path):
         return PROGRAM
     file = file.absolute()
     try:
@@ -72,8 +72,8 @@ class Parser(argparse.ArgumentParser):
 
 def options_of(kind: type[Options], parsed: argparse.Namespace, **others: object) -> Options:
     """Builds a `kind` from the flags named like its fields and from `others`, which take precedence."""
-    given = vars(parsed) | others
-    return kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given})
+    values = vars(parsed) | others
+    return kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
 
 
 # Types for argparse; each raises `ArgumentTypeError`.

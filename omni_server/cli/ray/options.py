@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from omni_server.api.config import ApiConfig
-from omni_server.cli.serve_flags import ServeOptions
+from omni_server.cli.serve_flags import ServeOptions, flag_of
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 
@@ -14,15 +14,8 @@ client reads it or not."""
 IS_READY = "is_ready"
 """What a pipeline tells the router about itself: whether all its stages are up."""
 
-_OF_THE_WEB_SERVER = {
-    "uds": "--uds",
-    "root_path": "--root-path",
-    "tls": "--ssl-certfile",
-    "header_timeout_s": "--header-timeout",
-    "http_send_timeout_s": "--send-timeout",
-    "log_level": "--uvicorn-log-level",
-}
-"""Field of `ApiConfig` -> flag, of what the web server of `omni-server serve` does."""
+_OF_THE_WEB_SERVER = ("uds", "root_path", "tls", "header_timeout_s", "http_send_timeout_s", "log_level")
+"""Fields of `ApiConfig` that say what the web server of `omni-server serve` does."""
 
 _ROOM_FOR_PROBES = 64
 _NO_LIMIT = 1_000_000
@@ -93,9 +86,9 @@ def concurrent_requests(config: StageConfig) -> int:
 def refuse_web_server_flags(options: ServeOptions) -> None:
     """Raises `ConfigError` for a flag that nothing would honour."""
     default = vars(RAY_API)
-    given = [flag for name, flag in _OF_THE_WEB_SERVER.items() if vars(options.api)[name] != default[name]]
-    if given:
+    flags = [flag_of(name) for name in _OF_THE_WEB_SERVER if vars(options.api)[name] != default[name]]
+    if flags:
         raise ConfigError(
-            f"{given[0]} configures the web server of 'omni-server serve', which does not run here: the "
+            f"{flags[0]} configures the web server of 'omni-server serve', which does not run here: the "
             "proxies of Ray Serve receive the requests"
         )

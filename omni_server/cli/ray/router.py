@@ -4,7 +4,7 @@ import random
 
 from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
 
-from omni_server.cli.ray_options import IS_READY
+from omni_server.cli.ray.options import IS_READY
 
 
 class LessBusyOfTwo(FIFOMixin, RequestRouter):

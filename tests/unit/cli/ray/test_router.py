@@ -6,8 +6,8 @@ from typing import cast
 import pytest
 from ray.serve.request_router import RunningReplica
 
-from omni_server.cli.ray_options import IS_READY
-from omni_server.cli.ray_router import LessBusyOfTwo
+from omni_server.cli.ray.options import IS_READY
+from omni_server.cli.ray.router import LessBusyOfTwo
 
 
 @dataclass

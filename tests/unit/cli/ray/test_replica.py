@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from omni_server.cli import ray_replica
-from omni_server.cli.ray_flags import deployment_of
-from omni_server.cli.ray_options import IS_READY
-from omni_server.cli.ray_replica import PipelineReplica
+from omni_server.cli.ray import replica as ray_replica
+from omni_server.cli.ray.flags import deployment_of
+from omni_server.cli.ray.options import IS_READY
+from omni_server.cli.ray.replica import PipelineReplica
 from omni_server.errors import ConfigError, StageDownError
 from omni_server.types import TextDelta
 from tests.unit.api.clients import URL, chat, http_client

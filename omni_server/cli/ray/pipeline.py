@@ -6,10 +6,10 @@ import os
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from omni_server.cli.ray_flags import deployment_of
-from omni_server.cli.ray_options import RayOptions, concurrent_requests, pipeline_needs
-from omni_server.cli.ray_replica import PipelineReplica
-from omni_server.cli.ray_router import LessBusyOfTwo
+from omni_server.cli.ray.flags import deployment_of
+from omni_server.cli.ray.options import RayOptions, concurrent_requests, pipeline_needs
+from omni_server.cli.ray.replica import PipelineReplica
+from omni_server.cli.ray.router import LessBusyOfTwo
 from omni_server.cli.serve_flags import ServeOptions
 from omni_server.config.stage_config import StageConfig
 

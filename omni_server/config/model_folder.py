@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from omni_server.checkpoint_files import indexed_weight_files, read_json_object
+from omni_server.config.checkpoint_files import indexed_weight_files, read_json_object
 from omni_server.errors import ConfigError
 from omni_server.types import AboutModel
 
@@ -65,13 +65,6 @@ def resolve_model_folder(
             folder = _download(model, revision, _SMALL_FILES + weights, lambda line: None)
     _check_checkpoint(model, folder, architectures, needs_weights=needs_weights)
     return folder
-
-
-def has_gpu() -> bool:
-    """Whether torch can use a GPU here."""
-    import torch  # takes a second, and `omni-server --help` imports this module
-
-    return torch.cuda.device_count() > 0
 
 
 def _download(
@@ -143,8 +136,8 @@ def architectures_of(folder: Path) -> tuple[str, ...]:
     `ConfigError` if the file cannot be read."""
     if config_file(folder).name == PIPELINE_INDEX:
         return (PIPELINE_ARCHITECTURE,)
-    found = read_json_object(folder / "config.json").get("architectures")
-    return tuple(map(str, found)) if isinstance(found, list) else ()
+    names = read_json_object(folder / "config.json").get("architectures")
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def _check_checkpoint(
@@ -153,12 +146,12 @@ def _check_checkpoint(
     path = config_file(folder)
     if not path.is_file():
         raise ConfigError(f"MODEL '{model}' is no checkpoint: there is no config.json in {folder}")
-    found = architectures_of(folder)
-    if set(architectures).isdisjoint(found):
+    names = architectures_of(folder)
+    if set(architectures).isdisjoint(names):
         model_type = read_json_object(path).get("model_type", "missing")
         raise ConfigError(
             f"MODEL '{model}' is not a checkpoint that this server can run: its config.json (model_type: "
-            f"{model_type}) names {', '.join(found) or 'no architecture'}, and the server runs "
+            f"{model_type}) names {', '.join(names) or 'no architecture'}, and the server runs "
             f"{', '.join(architectures)}, in models such as {EXAMPLE_MODEL}"
         )
     if needs_weights and path.name != PIPELINE_INDEX:  # a pipeline's family checks its components

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DEADLINE_S = 60
 
 START = """
 import logging, os, subprocess, sys, time
-from omni_server.log_format import set_up_logging
-from omni_server.native_stderr import redirect_native_stderr
+from omni_server.platform.log_format import set_up_logging
+from omni_server.platform.native_stderr import redirect_native_stderr
 set_up_logging("info", {log_format!r})
 redirect_native_stderr()
 def native(data): os.write(2, data)
@@ -77,7 +77,7 @@ def test_a_regular_expression_cannot_write_megabytes() -> None:
 
 def test_lines_are_logged_again_after_the_period() -> None:
     code = r"""
-import omni_server.native_stderr as module
+import omni_server.platform.native_stderr as module
 module.PERIOD_S = 0.5
 native(b"x\n" * 30)
 logger, found = logging.getLogger("native"), []

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from omni_server.config.model_folder import read_about
 from omni_server.errors import ConfigError
-from omni_server.model_folder import read_about
 from omni_server.types import AboutModel
 
 

@@ -5,11 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def stderr_of(log_format: str, code: str) -> str:
-    lines = "import logging; from omni_server.log_format import set_up_logging; "
+    lines = "import logging; from omni_server.platform.log_format import set_up_logging; "
     lines += f"set_up_logging('info', {log_format!r}); {code}"
     result = subprocess.run(
         [sys.executable, "-c", lines], capture_output=True, text=True, check=True, cwd=ROOT

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from omni_server.log_format import TEXT_FORMAT, Field, JsonFormatter, StructuredMessage
+from omni_server.platform.log_format import TEXT_FORMAT, Field, JsonFormatter, StructuredMessage
 
 
 class Message(StructuredMessage):

@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
-from omni_server.cli.ray_options import RAY_API, RayOptions, pipeline_needs, refuse_web_server_flags
+from omni_server.cli.command_line import PROGRAM, Parser, options_of, positive_count
+from omni_server.cli.ray.options import RAY_API, RayOptions, pipeline_needs, refuse_web_server_flags
 from omni_server.cli.serve_flags import ServeOptions, add_serve_flags, serve_options
-from omni_server.command_line import PROGRAM, Parser, options_of, positive_count
 from omni_server.config.load import find_stage_config, load_stage_config
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError

@@ -18,14 +18,14 @@ from omni_server.api.state import ServerState
 from omni_server.api.tracing import open_tracer
 from omni_server.cli.pipeline import prepare, running
 from omni_server.cli.process import raise_descriptor_limit, return_freed_memory
-from omni_server.cli.ray_options import IS_READY
+from omni_server.cli.ray.options import IS_READY
 from omni_server.cli.serve_flags import ServeOptions
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine import fork_server
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import OmniError, StageDeadError
 from omni_server.family import load_family
-from omni_server.log_format import set_up_logging
+from omni_server.platform.log_format import set_up_logging
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import pytest
 
 from omni_server.api.config import ApiConfig
 from omni_server.cli.main import main
-from omni_server.cli.ray_flags import deployment_of
-from omni_server.cli.ray_options import concurrent_requests, pipeline_needs
+from omni_server.cli.ray.flags import deployment_of
+from omni_server.cli.ray.options import concurrent_requests, pipeline_needs
 from omni_server.config.load import find_shipped_config, load_stage_config, shipped_configs
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError

@@ -31,7 +31,7 @@ def test_they_work_when_torch_is_imported_first_and_a_second_call_changes_nothin
     against ImportError only, and then do without."""
     *worked, is_unchanged, torchcodec = run(
         "import omni_server, sys, torch\n"
-        "from omni_server.cpu_extensions import autoload\n"
+        "from omni_server.platform.cpu_extensions import autoload\n"
         "before = list(sys.meta_path)\n"
         "autoload()\n"
         "import torchaudio, torchvision\n"
@@ -59,7 +59,7 @@ def test_nothing_is_repaired_beside_a_cuda_torch_and_nothing_declared_where_the_
         "import os, sys\n"
         "os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'\n"
         "import torch\n"
-        "from omni_server import cpu_extensions\n"
+        "from omni_server.platform import cpu_extensions\n"
         "before = list(sys.meta_path)\n"
         "torch.version.cuda = '13.0'\n"
         "cpu_extensions.autoload()\n"

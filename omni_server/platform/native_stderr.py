@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 
-from omni_server.log_format import TEXT_FORMAT
+from omni_server.platform.log_format import TEXT_FORMAT
 
 logger = logging.getLogger("native")
 
