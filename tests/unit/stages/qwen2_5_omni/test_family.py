@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -206,9 +206,7 @@ def test_the_talkers_prompt_ids_are_the_references(
     model: Qwen25OmniModel, reference: Reference, case: str
 ) -> None:
     wanted = CASES[case]
-    result = reference.run(
-        wanted.messages, wanted.voice, thinker_max_tokens=3, talker_max_tokens=1, ignore_eos=True
-    )
+    result = reference.run(replace(wanted, thinker_max_tokens=3, talker_max_tokens=1, ignore_eos=True))
     prompt = model.embeddings_prompt("talker", result.prompt_ids, voice=None)
     assert prompt.token_ids == result.talker_prompt_ids
     assert prompt.num_replaced == len(result.prompt_ids)
