@@ -23,10 +23,16 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from omni_server.reference import Difference, ReferenceJob
 from omni_server.types import ChatMessage, TextPart
-from stages.forced_reference import ForcedChoice, ForcedReference, NothingToSpeakError, along, forced_steps
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
+from stages.qwen_omni.forced_reference import (
+    ForcedChoice,
+    ForcedReference,
+    NothingToSpeakError,
+    along,
+    forced_steps,
+)
 
-# Copied from the model card, not imported from `prompt.py`: the comparison covers the server's copy too.
+# Copied from the model card, not imported from `family.py`: the comparison covers the server's copy too.
 _SPEECH_SYSTEM_PROMPT = ChatMessage(
     "system",
     (

@@ -1,6 +1,6 @@
 """The reference: transformers' Qwen3-Omni, decoding greedily but forced along this server's answer.
 
-`stages.forced_reference` explains the forcing, `reference_repairs` what is repaired in transformers. In
+`stages.qwen_omni.forced_reference` explains the forcing, `reference_repairs` what is repaired in transformers. In
 addition, `generate` takes the end of the text from a Python default instead of the checkpoint
 (`thinker_eos_token_id`), so it is always given; and the code predictor runs at the beginning of the next step
 (3302), so speech that ends at its limit needs one more step for the predicted codes of its last frame.
@@ -14,8 +14,8 @@ import numpy.typing as npt
 from transformers import BatchFeature, LogitsProcessorList, Qwen3OmniMoeForConditionalGeneration
 
 from omni_server.reference import Difference, ReferenceJob
-from stages.forced_reference import ForcedChoice, ForcedReference, along, one_each
 from stages.qwen3_omni.reference_repairs import repair, repair_audio, repair_processor
+from stages.qwen_omni.forced_reference import ForcedChoice, ForcedReference, along, one_each
 
 
 class Qwen3OmniReference(ForcedReference):

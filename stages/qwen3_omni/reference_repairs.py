@@ -12,7 +12,7 @@ from transformers import BatchFeature, Qwen3OmniMoeForConditionalGeneration, Whi
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from stages.forced_reference import NothingToSpeakError
+from stages.qwen_omni.forced_reference import NothingToSpeakError
 
 
 def repair(model: Qwen3OmniMoeForConditionalGeneration) -> None:

@@ -28,7 +28,7 @@ from omni_server.engine.engine_args import ar_engine_args, diffusion_engine_args
 from omni_server.family import load_family
 from omni_server.protocol.local_socket import bound_socket, new_socket_name, socket_address
 from omni_server.protocol.runtime_config import StageRuntimeConfig, StepThrottleSpec
-from stages.qwen2_5_omni.codec_window import CodecWindow, encode_codec_window
+from stages.qwen2_5_omni.codec_window import CodecWindow
 from stages.runtime.step_throttle import BatchNotice
 from tests.integration.engines import CPU_ENVIRONMENT, ar_engine, diffusion_engine
 from tests.integration.live import demo_config
@@ -63,7 +63,7 @@ class Pair:
         window = CodecWindow("Chelsie", 0, 0, 0, 24, 20, True)
         codes = tuple(np.random.default_rng(0).integers(0, 8192, 24).tolist())
         samples = await self.code2wav.run(
-            f"window-{next(self.ids)}", codes, encode_codec_window(window), num_streams=NUM_STREAMS
+            f"window-{next(self.ids)}", codes, window.encode(), num_streams=NUM_STREAMS
         )
         assert len(samples) == 480 * 24
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from typing_extensions import TypeVar
 
-from stages.forced_reference import ForcedReference
+from stages.qwen_omni.forced_reference import ForcedReference
 from tests.reference.cases import Case
 from tests.reference.shared_answers import SharedAnswers
 

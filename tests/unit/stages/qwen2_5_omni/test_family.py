@@ -23,9 +23,8 @@ from omni_server.types import (
     VideoPart,
 )
 from stages.qwen2_5_omni import FAMILY
-from stages.qwen2_5_omni.family import Qwen25OmniModel
+from stages.qwen2_5_omni.family import SPEECH_SYSTEM_PROMPT, Qwen25OmniModel
 from stages.qwen2_5_omni.ids import SpecialIds, read_special_ids
-from stages.qwen2_5_omni.prompt import SPEECH_SYSTEM_PROMPT
 from stages.qwen2_5_omni.talker_to_code2wav import Code2WavLayout
 from tests.checkpoints.write import make_demo_checkpoint
 from tests.reference.cases import CASES

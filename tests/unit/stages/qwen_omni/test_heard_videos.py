@@ -26,13 +26,13 @@ from omni_server.family import AUDIO_TRACK, SAMPLED_FPS
 from omni_server.types import AudioPart, ChatMessage, ContentPart, TextPart, VideoPart
 from omni_server.verify.cases import rising_tone
 from stages import qwen2_5_omni, qwen3_omni
-from stages.audio_in_video import FEATURES
 from stages.chat_prompts import PromptRenderer
-from stages.forced_reference import hears_videos, processed
 from stages.qwen2_5_omni.hf_overrides import thinker_config as qwen2_5_thinker_config
 from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
 from stages.qwen3_omni.hf_overrides import thinker_config as qwen3_thinker_config
 from stages.qwen3_omni.thinker import Qwen3OmniThinker
+from stages.qwen_omni.audio_in_video import FEATURES
+from stages.qwen_omni.forced_reference import hears_videos, processed
 from stages.runtime.fractional_positions import unpacked
 from tests.checkpoints.write import make_demo_checkpoint
 from tests.reference.synthetic_media import heard, sliding_tiles, tiles
