@@ -1,4 +1,4 @@
-"""The interfaces of edges that carry codec tokens or text, and the lookup of edge functions by name."""
+"""The interface of edges that carry codec tokens, and the lookup of edge functions by name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,15 +52,6 @@ class CodecEdgeFactory(Protocol):
 
     def __call__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> CodecEdge:
         """Raises `ConfigError` if the plan does not fit the model."""
-        ...
-
-
-class ImagePromptFunction(Protocol):
-    """The function of an edge that carries text."""
-
-    def __call__(self, text: str) -> str:
-        """Returns the prompt of the image, given all that the source has written. It is called in a
-        thread."""
         ...
 
 

@@ -135,5 +135,3 @@ class PartialImage:
 @dataclass(frozen=True)
 class ImageDone:
     pixels: npt.NDArray[np.uint8]  # [height, width, 3], RGB
-    prompt: str | None = None
-    """The prompt that a text model wrote; None if it is the caller's."""

@@ -217,7 +217,7 @@ async def _rendered_audio(
 
 def _rendered_image(renderer: ChoiceRenderer, image: ImageDone, options: ImageOptions) -> bytes:
     """Takes a fraction of a second for a large image."""
-    return renderer.image(data_url(image.pixels, options), image.prompt)
+    return renderer.image(data_url(image.pixels, options))
 
 
 async def _last_audio(encoder: StreamEncoder) -> bytes:
@@ -242,7 +242,7 @@ _EXAMPLES: dict[str, dict[str, object]] = {
         modalities=["text", "audio"],
         audio={"voice": "alloy", "format": "wav"},
     ),
-    "image": _chat("A lighthouse at dusk", modalities=["text", "image"], size="1024x1024", seed=1),
+    "image": _chat("A lighthouse at dusk", modalities=["image"], size="1024x1024", seed=1),
     "streamed speech": _chat(
         "What is the capital of France?",
         modalities=["text", "audio"],

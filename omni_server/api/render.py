@@ -94,8 +94,6 @@ class MessageImage(BaseModel):
     index: int
     """By which OpenAI's client puts the images of a stream together."""
     image_url: ImageUrl
-    revised_prompt: str | None = Field(default=None, exclude_if=lambda prompt: prompt is None)
-    """What a text model wrote for it; absent if the last user message is the prompt."""
 
 
 class AssistantMessage(BaseModel):
@@ -329,9 +327,7 @@ class CollectedChoice:
         ]
         images: list[MessageImage] | None = None
         if answer.image is not None:
-            images = [
-                _message_image(data_url(image.pixels, answer.image), image.prompt) for image in self._images
-            ]
+            images = [_message_image(data_url(image.pixels, answer.image)) for image in self._images]
         is_without_text = is_spoken_only or self.is_call or not answer.has_text
         return Choice(
             index=index,
@@ -412,9 +408,8 @@ class ChoiceRenderer:
         """A frame with new audio, or b"" if the data is too short."""
         return self._audio(self._base64.push(data))
 
-    def image(self, url: str, prompt: str | None) -> bytes:
-        """`prompt` is what a text model wrote for it."""
-        return frame(self._chunk(Delta(images=[_message_image(url, prompt)])))
+    def image(self, url: str) -> bytes:
+        return frame(self._chunk(Delta(images=[_message_image(url)])))
 
     def tool_call(self, piece: ToolCallDelta) -> bytes:
         self._has_calls = True
@@ -453,8 +448,8 @@ class ChoiceRenderer:
         return self._answer.chunk([choice])
 
 
-def _message_image(url: str, prompt: str | None) -> MessageImage:
-    return MessageImage(type="image_url", index=0, image_url=ImageUrl(url=url), revised_prompt=prompt)
+def _message_image(url: str) -> MessageImage:
+    return MessageImage(type="image_url", index=0, image_url=ImageUrl(url=url))
 
 
 def _logprob(token: TokenLogprob) -> TopLogprob:

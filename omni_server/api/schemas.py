@@ -324,9 +324,8 @@ class ChatCompletionRequest(SamplingFields, ImageOptions):
     model: str
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     modalities: Annotated[list[Modality], Field(min_length=1, fail_fast=True)] | None = None
-    """`["text", "audio"]` and `["audio"]` ask for speech and its transcript. Extension: `["text", "image"]`
-    asks for text and an image of it, and `["image"]` for the image alone, which is the default of a model
-    that only generates images."""
+    """`["text", "audio"]` and `["audio"]` ask for speech and its transcript. Extension: `["image"]`
+    asks for an image, which is the default of a model that only generates images."""
     audio: AudioOutput | None = None
     """`voice` and `format` of the speech; required where `modalities` contain "audio", ignored elsewhere."""
     stream: bool | None = None

@@ -70,12 +70,7 @@ class Tensor:
     """The tensor that a diffusion stage returns, for the next one."""
 
 
-@dataclass(frozen=True)
-class Text:
-    """The whole text that a stage has written. The edge's function makes the prompt of an image of it."""
-
-
-Payload = TokenFrames | Embeddings | Tensor | Text
+Payload = TokenFrames | Embeddings | Tensor
 
 
 @dataclass(frozen=True)
@@ -115,7 +110,7 @@ class EdgeSpec:
     function: str | None = None
     """`package.module:Class`, the family's code for the edge. `Embeddings`: the producer's half, a
     `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.edge.CodecEdgeFactory`.
-    `Text`: an `omni_server.edge.ImagePromptFunction`. `Tensor`: none."""
+    `Tensor`: none."""
     chunks: ChunkPlan | None = None
     """`TokenFrames` only: how they are cut into windows unless the stage config says otherwise. If it is an
     instance of a subclass, the stage config may set the fields of that subclass."""
@@ -125,7 +120,6 @@ _ENDS: dict[type[Payload], tuple[EngineKind, EngineKind]] = {
     TokenFrames: ("ar", "diffusion"),
     Embeddings: ("ar", "ar"),
     Tensor: ("diffusion", "diffusion"),
-    Text: ("ar", "diffusion"),
 }
 
 
@@ -135,8 +129,8 @@ class Pipeline:
 
     Raises `ValueError` unless the pipeline meets these conditions: It has one entry, and every other stage
     has one source. Payloads fit the engines at both ends. An `ar` stage either writes text and may send
-    embeddings and the text, or sends frames. A diffusion stage either ends in an output (audio from frames,
-    or an image from the prompt or from text) or passes on its result. Each output comes from one stage.
+    embeddings, or sends frames. A diffusion stage either ends in an output (audio from frames, or an image
+    from the prompt) or passes on its result. Each output comes from one stage.
     """
 
     stages: Mapping[str, StageSpec]
@@ -188,11 +182,11 @@ class Pipeline:
         if not kinds and stage.output is None:
             raise ValueError(f"stage '{name}' leads to no output")
         if stage.engine == "ar":
-            fitting = (Embeddings, Text) if stage.output == "text" else (TokenFrames,)
-            if any(kind not in fitting for kind in kinds):
+            fitting = Embeddings if stage.output == "text" else TokenFrames
+            if any(kind is not fitting for kind in kinds):
                 raise ValueError(
-                    f"stage '{name}': a stage whose output is text sends embeddings and text and nothing else, "
-                    "and no other stage does"
+                    f"stage '{name}': a stage whose output is text sends embeddings and nothing else, and no "
+                    "other stage does"
                 )
         elif stage.output is not None:
             if kinds:

@@ -1,18 +1,15 @@
 """Checks requests for images against the model, and renders them."""
 
-import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from omni_server.config.stages import CommonStage
-from omni_server.edge import ImagePromptFunction
 from omni_server.engine.prompt_rendering import context_length_exceeded
 from omni_server.errors import InvalidRequestError
 from omni_server.family import DiffusionPrompt, FamilyModel
 from omni_server.images import ImageFeatures, ImageOutput, ImageSize
-from omni_server.orchestrator.image_task import WrittenPrompt
-from omni_server.types import ChatMessage, ImagePart, TextPart
+from omni_server.types import ChatMessage, ImagePart
 
 _PLAIN = ImageOutput()
 _PARAMETERS = tuple(field.name for field in fields(ImageOutput) if field.name not in ("size", "seed"))
@@ -21,33 +18,13 @@ _PARAMETERS = tuple(field.name for field in fields(ImageOutput) if field.name no
 class ImageRequests:
     """What a deployment's requests for images may contain."""
 
-    def __init__(
-        self, family: FamilyModel, stage: CommonStage, to_prompt: ImagePromptFunction | None = None
-    ) -> None:
-        """`stage` gets the prompt: the caller's, or what `to_prompt` makes of the text of a text model."""
+    def __init__(self, family: FamilyModel, stage: CommonStage) -> None:
+        """`stage` gets the prompt."""
         self._family = family
-        self._to_prompt = to_prompt
         self._max_model_len = stage.max_model_len
         self.features: ImageFeatures = family.image_features(stage)
         self.sizes = _fitting_sizes(family.image_sizes, self.features)
         """The default first; empty without images."""
-
-    @property
-    def has_written_prompts(self) -> bool:
-        """Whether a text model writes the prompts of images; otherwise they are the caller's."""
-        return self._to_prompt is not None
-
-    async def written(self, image: ImageOutput) -> tuple[WrittenPrompt, ImageSize]:
-        """Returns the prompt that is to be written, and the size of the image. Raises `InvalidRequestError`,
-        before anything is written, for what the model or its stage cannot generate."""
-        assert self._to_prompt is not None
-        _, size = await asyncio.to_thread(self.render, _user_message(""), image)
-
-        def render(text: str) -> DiffusionPrompt:
-            prompt, _ = self.render(_user_message(text), replace(image, size=size))
-            return prompt
-
-        return WrittenPrompt(self._to_prompt, render), size
 
     def render(
         self, messages: Sequence[ChatMessage], image: ImageOutput
@@ -108,10 +85,6 @@ class ImageRequests:
                 f"{free.multiple}, and a ratio of at most {free.max_ratio:g}"
             )
         raise InvalidRequestError(f"size {image.size} is not offered; sizes are {known}{more}", param="size")
-
-
-def _user_message(text: str) -> tuple[ChatMessage, ...]:
-    return (ChatMessage("user", (TextPart(text),)),)
 
 
 def _fitting_sizes(sizes: tuple[ImageSize, ...], features: ImageFeatures) -> tuple[ImageSize, ...]:

@@ -1,7 +1,6 @@
 """The part of a request that generates an image."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,26 +16,6 @@ from omni_server.orchestrator.request_graph import RequestGraph
 from omni_server.protocol.images import StageEvent, StepProgress
 
 
-class WrittenPrompt:
-    """The prompt of an image that another stage is still writing."""
-
-    def __init__(self, to_prompt: Callable[[str], str], render: Callable[[str], DiffusionPrompt]) -> None:
-        """`to_prompt` gets the whole text, and `render` the prompt, both in a thread. They may raise
-        `OmniError`."""
-        self._to_prompt = to_prompt
-        self._render = render
-        self._text: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    def finish(self, text: str) -> None:
-        """`text` is all that the stage has written."""
-        self._text.set_result(text)
-
-    async def rendered(self) -> tuple[str, DiffusionPrompt]:
-        """Waits for the text; returns the prompt, too, as it was before rendering."""
-        prompt = await asyncio.to_thread(self._to_prompt, await self._text)
-        return prompt, await asyncio.to_thread(self._render, prompt)
-
-
 @dataclass(eq=False)
 class ImageTask:
     """Turns a prompt into an image."""
@@ -44,20 +23,18 @@ class ImageTask:
     graph: RequestGraph
     stages: tuple[Stage[DiffusionHandle], ...]
     """Each stage receives the result of the previous one."""
-    prompt: DiffusionPrompt | WrittenPrompt
+    prompt: DiffusionPrompt
     size: ImageSize
 
     async def run(self) -> None:
-        graph, prompt, written = self.graph, self.prompt, None
-        if isinstance(prompt, WrittenPrompt):
-            written, prompt = await prompt.rendered()
+        graph = self.graph
         decoder = Decoder([graph.choose(stage) for stage in self.stages])
         async with decoder.needed():
             graph.timeline.mark_submitted(decoder.first_stage)
             result = await decoder.run(
                 graph.request_id,
-                prompt.token_ids,
-                prompt.payload,
+                self.prompt.token_ids,
+                self.prompt.payload,
                 priority=graph.turn.number,
                 on_event=self._take,
                 timeline=graph.timeline,
@@ -65,7 +42,7 @@ class ImageTask:
         graph.timeline.mark_output(decoder.stage)
         # In a thread: an image of 2048x2048 takes 50 ms.
         pixels = await asyncio.to_thread(_pixels, decoder.name, result, self.size)
-        graph.emit(ImageDone(pixels, written))
+        graph.emit(ImageDone(pixels))
 
     def _take(self, event: StageEvent) -> None:
         if isinstance(event, StepProgress):

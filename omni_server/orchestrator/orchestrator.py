@@ -6,12 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
-from omni_server.config.pipeline import Embeddings, Tensor, Text, TokenFrames
+from omni_server.config.pipeline import Embeddings, Tensor, TokenFrames
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
-from omni_server.edge import ImagePromptFunction, load_edge_function
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import EngineHandle, Stage
@@ -24,11 +23,11 @@ from omni_server.errors import (
     OverloadedError,
     StageDownError,
 )
-from omni_server.family import DiffusionPrompt, EmbeddingsPrompt, FamilyModel
-from omni_server.images import ImageOutput, ImageSize
+from omni_server.family import EmbeddingsPrompt, FamilyModel
+from omni_server.images import ImageOutput
 from omni_server.orchestrator.caller_turns import CallerTurns
 from omni_server.orchestrator.image_requests import ImageRequests
-from omni_server.orchestrator.image_task import ImageTask, WrittenPrompt
+from omni_server.orchestrator.image_task import ImageTask
 from omni_server.orchestrator.request_graph import ArTask, AudioTask, RequestGraph, TextOutput
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
@@ -87,14 +86,7 @@ class Orchestrator:
         self._running: dict[str, RequestRun] = {}
         self._turns = CallerTurns()
         self._is_closed = False
-        self._image_stage = self._entry
-        """The stage that gets the prompt of an image, if there is one."""
-        to_prompt: ImagePromptFunction | None = None
-        if (text_edge := config.edge_from(self._entry, Text)) is not None:
-            assert text_edge.function is not None
-            self._image_stage = text_edge.target
-            to_prompt = cast(ImagePromptFunction, load_edge_function(text_edge.function))
-        self.images = ImageRequests(family, config.stages[self._image_stage], to_prompt)
+        self.images = ImageRequests(family, config.stages[self._entry])
         self.num_corrupt: Counter[tuple[str, str]] = Counter()
         """Requests that ended with a `CorruptDataError`, by stage and kind."""
 
@@ -144,8 +136,8 @@ class Orchestrator:
         voice = None if request.speech is None else self._voice(request.speech)
         graph = RequestGraph(request.request_id, self._turns.take(request.caller), through)
         try:
-            if request.image is not None and not self.images.has_written_prompts:
-                tokens = await self._add_image_alone(graph, request, request.image)
+            if request.image is not None:
+                tokens = await self._add_image(graph, request, request.image)
             else:
                 tokens = await self._add_ar(graph, request, outputs, voice, deadline_s, began)
             self._check_open(request, outputs)  # again: rendering takes time
@@ -170,8 +162,6 @@ class Orchestrator:
         wanted: set[Output] = {"image"} if request.image is not None else {"text"}
         if request.speech is not None:
             wanted.add("audio")
-        if "image" in wanted and self.images.has_written_prompts:
-            wanted.add("text")  # of which the image is made
         if "audio" in wanted and "audio" not in available:
             raise InvalidRequestError("this model is served without speech", param="modalities")
         if "audio" in wanted:
@@ -194,20 +184,12 @@ class Orchestrator:
         if has_track and not self._family.hears_videos:
             raise InvalidRequestError("this model does not hear the audio track of a video", param="messages")
 
-    async def _add_image_alone(
-        self, graph: RequestGraph, request: OmniRequest, image: ImageOutput
-    ) -> PromptTokens:
+    async def _add_image(self, graph: RequestGraph, request: OmniRequest, image: ImageOutput) -> PromptTokens:
         prompt, size = await asyncio.to_thread(self.images.render, request.messages, image)
-        self._add_image(graph, prompt, size)
+        graph.num_image_tokens = num_image_tokens(size.width, size.height)
+        graph.add(ImageTask(graph, self._diffusion_stages(self._entry), prompt, size))
         num_given = len(prompt.token_ids) - graph.num_image_tokens
         return PromptTokens(num_given, text=0, audio=0, image=num_given, video=0)
-
-    def _add_image(
-        self, graph: RequestGraph, prompt: DiffusionPrompt | WrittenPrompt, size: ImageSize
-    ) -> None:
-        stages = self._diffusion_stages(self._image_stage)
-        graph.num_image_tokens = num_image_tokens(size.width, size.height)
-        graph.add(ImageTask(graph, stages, prompt, size))
 
     async def _add_ar(
         self,
@@ -268,10 +250,6 @@ class Orchestrator:
                 spans = None if fed.text is None else fed.text.spans
                 add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply, spans=spans))
             speaker = self._add_speaker(graph, request, edge.target, voice, fed, is_limited=is_limited)
-        image_prompt: WrittenPrompt | None = None
-        if request.image is not None:
-            image_prompt, size = await self.images.written(request.image)
-            self._add_image(graph, image_prompt, size)
         if is_text:
             graph.text = TextOutput(
                 graph,
@@ -280,7 +258,6 @@ class Orchestrator:
                 spoken_text=SpokenText(handle.detokenize) if speaker is not None and is_limited else None,
                 tool_parser=ToolParser(is_parallel=request.tools.is_parallel) if request.tools else None,
                 speaker=speaker,
-                on_text=None if image_prompt is None else image_prompt.finish,
             )
         output = self._add_audio(graph, request, self._entry, voice) or graph.text
         assert output is not None

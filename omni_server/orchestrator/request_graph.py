@@ -5,7 +5,6 @@ of windows that becomes audio. Data that crosses an edge is handed on synchronou
 """
 
 import asyncio
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -310,19 +309,16 @@ class TextOutput:
         spoken_text: SpokenText | None = None,
         tool_parser: ToolParser | None = None,
         speaker: ArTask | None = None,
-        on_text: Callable[[str], object] | None = None,
     ) -> None:
-        """`speaker` is the stage that receives the embeddings of the text. `on_text` gets all of it when it
-        is complete. `spoken_text` is set if a stop string may cut text that would otherwise be spoken, or if
-        text may turn out to be a tool call. `tool_parser` is set if the model may call tools."""
+        """`speaker` is the stage that receives the embeddings of the text. `spoken_text` is set if a stop string
+        may cut text that would otherwise be spoken, or if text may turn out to be a tool call. `tool_parser`
+        is set if the model may call tools."""
         self._graph = graph
         self._stage = stage
         self._prompt = prompt
         self._spoken_text = spoken_text
         self._tool_parser = tool_parser
         self._speaker = speaker
-        self._on_text = on_text
-        self._written: list[str] = []
         self._feeder = None if speaker is None else speaker.source
         self._logprobs = ReleasedLogprobs()
         self._num_spoken_chars = 0
@@ -352,8 +348,6 @@ class TextOutput:
         text = "".join(piece for piece in pieces if isinstance(piece, str))
         if text or output.token_ids:
             self._graph.emit(TextDelta(text, output.token_ids, logprobs))
-        if self._on_text is not None:
-            self._written.append(text)
         for piece in pieces:
             if isinstance(piece, ToolCallDelta):
                 self._graph.emit(piece)
@@ -388,8 +382,6 @@ class TextOutput:
         has_calls = self._tool_parser is not None and self._tool_parser.num_calls > 0
         self.finish_reason = "tool_calls" if has_calls and reason == "stop" else reason
         self._graph.emit(TextDone(reason))
-        if self._on_text is not None:
-            self._on_text("".join(self._written))
         if self._speaker is None or self._feeder is None:
             return
         num_spoken = self.num_tokens - num_without_row

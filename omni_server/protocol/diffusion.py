@@ -9,7 +9,7 @@ INPUT_KEY = "omni_input"
 
 STREAMS_KEY = "omni_streams"
 """Key of `PoolingParams.extra_kwargs`: the number of active streams when this was sent, including its own.
-Without the key the number is unknown: the batch waits for others, and no stage is throttled."""
+Without the key the number is unknown: the batch waits for others."""
 
 
 class StageResult(msgspec.Struct, frozen=True):

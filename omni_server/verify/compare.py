@@ -124,13 +124,13 @@ def token_match(tokens: Sequence[int], differences: Sequence[Difference], dtype:
 
 
 def signal_to_noise_db(signal: Samples, other: Samples) -> float:
-    """SNR of `other` against `signal`, both non-empty [num_samples]; infinite if they are equal, NaN if their
-    lengths differ."""
+    """SNR of `other` against `signal`, both [num_samples]; infinite if they are equal, NaN if their lengths
+    differ."""
     if signal.shape != other.shape:
         return math.nan
-    noise = float(np.mean((signal.astype(np.float64) - other) ** 2))
-    if noise == 0:
+    if np.array_equal(signal, other):
         return math.inf
+    noise = float(np.mean((signal.astype(np.float64) - other) ** 2))
     power = float(np.mean(signal.astype(np.float64) ** 2))
     return 10 * math.log10(power / noise) if power else -math.inf
 

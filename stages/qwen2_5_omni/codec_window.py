@@ -4,14 +4,14 @@ All positions are absolute codec token indices in the speech stream, so each win
 the block grid of the previous one.
 """
 
-import msgspec
+from stages.qwen_omni.encoded_window import EncodedWindow
 
 MAX_NOISE_SEED = 2**64 - 1
 MAX_CODE_INDEX = 2**31 - 1
 """More than a year of speech; a larger value is a corrupt number."""
 
 
-class CodecWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CodecWindow(EncodedWindow, frozen=True):
     """One request to code2wav: the window starts at code `first_code`, and the result is the audio of codes
     `emit_start` (included) to `emit_end` (excluded); the rest of the window is context."""
 
@@ -77,20 +77,3 @@ class CodecWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"emit_end is {self.emit_end}; in a stream it must be a multiple of {codes_per_block}, "
                 "except in the last window"
             )
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(CodecWindow)
-
-
-def encode_codec_window(window: CodecWindow) -> bytes:
-    """Return a window as MessagePack. Raises `OverflowError` for an integer beyond 64 bits."""
-    return _encoder.encode(window)
-
-
-def decode_codec_window(payload: bytes) -> CodecWindow:
-    """The inverse of `encode_codec_window`. Raises `ValueError` for any other bytes."""
-    try:
-        return _decoder.decode(payload)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"not a codec window: {error}") from error

@@ -12,22 +12,35 @@ from omni_server.errors import ConfigError
 from omni_server.family import (
     DefaultConfigs,
     EmbeddingsPrompt,
-    FamilyModel,
     HfOverrides,
     NeededFile,
     PlaceholderIds,
     Prompt,
     StageFootprint,
 )
-from omni_server.types import ChatMessage, FunctionTool, Output, Task
+from omni_server.types import ChatMessage, FunctionTool, Output, Task, TextPart, Transcribe
+from stages.chat_prompts import PromptRenderer
 from stages.qwen2_5_omni.ids import read_special_ids
 from stages.qwen2_5_omni.options import Code2WavChunks, Code2WavStage
-from stages.qwen2_5_omni.prompt import PromptRenderer, task_messages
 from stages.qwen2_5_omni.talker_to_code2wav import Code2WavLayout
+from stages.qwen_omni.chats import QwenOmniModel
 
 DEFAULT_VOICE = "Chelsie"
 """The reference's default `speaker` in `generate`."""
 
+SPEECH_SYSTEM_PROMPT = (
+    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory "
+    "and visual inputs, as well as generating text and speech."
+)
+"""The model card requires exactly this text for speech output."""
+
+_DEFAULT_SYSTEM_PROMPT = "You are a helpful assistant."
+"""The checkpoint's template inserts it if there is no system message."""
+
+# The model authors' prompts for these tasks, from "Universal Audio Understanding" in the cookbooks of
+# QwenLM/Qwen2.5-Omni. The originals ask for text without punctuation marks, to match their benchmarks.
+_RECOGNITION_SYSTEM_PROMPT = "You are a speech recognition model."
+_TRANSLATION_SYSTEM_PROMPT = "You are a speech translation model."
 
 PIPELINE = Pipeline(
     stages={
@@ -100,11 +113,11 @@ class Qwen25OmniFamily:
         ModelRegistry.register_model(CODE2WAV, Qwen2_5OmniCode2Wav)
 
 
-class Qwen25OmniModel(FamilyModel):
-    """One checkpoint folder."""
+class Qwen25OmniModel(QwenOmniModel):
+    """One checkpoint folder. Its template does not support tools."""
 
     extra_rows_per_request = 3  # the voice's begin token, text end, text pad
-    hears_videos = True
+    recognition_request = "Transcribe the {language} audio into text, in the language that is spoken."
 
     def __init__(self, model_dir: Path) -> None:
         from stages.qwen2_5_omni.code2wav.voices import load_voices
@@ -113,7 +126,7 @@ class Qwen25OmniModel(FamilyModel):
         path = model_dir / "config.json"
         config: dict[str, Any] = read_json_object(path)
         with config_errors(f"{path} describes no model that can be built"):
-            self._dtype: str = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
+            self._dtype = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
             self.row_width = int(config["talker_config"]["embedding_size"])
             dit = config["token2wav_config"]["dit_config"]
             rates = config["token2wav_config"]["bigvgan_config"]["upsample_rates"]
@@ -125,7 +138,7 @@ class Qwen25OmniModel(FamilyModel):
         self.placeholder_ids = PlaceholderIds(
             ids.audio_placeholder, ids.image_placeholder, ids.video_placeholder
         )
-        self._renderer = PromptRenderer(model_dir)
+        self._renderer = PromptRenderer(model_dir, tools_system_prompt=_DEFAULT_SYSTEM_PROMPT)
 
     def prompt(
         self,
@@ -134,10 +147,16 @@ class Qwen25OmniModel(FamilyModel):
         outputs: Collection[Output],
         tools: Sequence[FunctionTool] = (),
     ) -> Prompt:
-        return self._renderer.render(messages, speech="audio" in outputs, tools=tools)
+        if "audio" in outputs and not any(message.role == "system" for message in messages):
+            messages = (ChatMessage("system", (TextPart(SPEECH_SYSTEM_PROMPT),)), *messages)
+        return super().prompt(messages, outputs=outputs, tools=tools)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
-        return task_messages(task)
+        messages = super().task_messages(task)
+        if not isinstance(task, Transcribe):
+            return messages  # `prompt` adds the system message for speech
+        system = _TRANSLATION_SYSTEM_PROMPT if task.to_english else _RECOGNITION_SYSTEM_PROMPT
+        return (ChatMessage("system", (TextPart(system),)), *messages)
 
     def embeddings_prompt(
         self, stage: str, source_ids: Sequence[int], *, voice: str | None
@@ -149,9 +168,6 @@ class Qwen25OmniModel(FamilyModel):
         """
         ids, length = self._ids, len(source_ids)
         return EmbeddingsPrompt((ids.codec_mask,) * length + (ids.codec_pad, ids.codec_start), length)
-
-    def dtype_name(self) -> str:
-        return self._dtype
 
 
 def _codec_layout(block_size: int, repeats: int, upsample_rates: list[int]) -> Code2WavLayout:

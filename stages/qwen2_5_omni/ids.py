@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omni_server.config.checkpoint_files import config_errors, read_json_object
-from omni_server.errors import ConfigError
+from omni_server.config.checkpoint_files import config_errors
+from stages.qwen_omni.config_keys import ConfigKeys
 
 
 @dataclass(frozen=True)
@@ -29,40 +29,27 @@ class SpecialIds:
 
 def read_special_ids(model_dir: Path) -> SpecialIds:
     """Raises `ConfigError` if config.json lacks one of the keys."""
-    path = model_dir / "config.json"
-    config = read_json_object(path)
-
-    def found(*keys: str) -> object:
-        value: object = config
-        for key in keys:
-            value = value.get(key) if isinstance(value, dict) else None
-        return value
-
-    def at(*keys: str) -> int:
-        value = found(*keys)
-        if value is None:
-            raise ConfigError(f"{path}: '{'.'.join(keys)}' is missing; is this a Qwen2.5-Omni checkpoint?")
-        if not isinstance(value, int):
-            raise ConfigError(f"{path}: '{'.'.join(keys)}' must be a whole number, not {value!r}")
-        return value
-
-    ends = found("thinker_config", "eos_token_id"), found("thinker_config", "text_config", "eos_token_id")
+    keys = ConfigKeys(model_dir, "Qwen2.5-Omni")
+    ends = (
+        keys.find("thinker_config", "eos_token_id"),
+        keys.find("thinker_config", "text_config", "eos_token_id"),
+    )
     im_end = next((end for end in ends if isinstance(end, int)), None)
     if im_end is None:
         im_end = _tokenizer_eos(model_dir)
     return SpecialIds(
-        text_end=at("talker_config", "tts_text_end_token_id"),
-        text_pad=at("talker_config", "tts_text_pad_token_id"),
+        text_end=keys.number("talker_config", "tts_text_end_token_id"),
+        text_pad=keys.number("talker_config", "tts_text_pad_token_id"),
         im_end=im_end,
-        audio_placeholder=at("thinker_config", "audio_token_index"),
-        image_placeholder=at("thinker_config", "image_token_index"),
-        video_placeholder=at("thinker_config", "video_token_index"),
-        codec_mask=at("talker_config", "tts_codec_mask_token_id"),
-        codec_pad=at("talker_config", "tts_codec_pad_token_id"),
-        codec_start=at("talker_config", "tts_codec_start_token_id"),
-        codec_end=at("talker_config", "tts_codec_end_token_id"),
-        codec_table_size=at("token2wav_config", "dit_config", "num_embeds") + 1,
-        codec_vocab_size=at("talker_config", "vocab_size"),
+        audio_placeholder=keys.number("thinker_config", "audio_token_index"),
+        image_placeholder=keys.number("thinker_config", "image_token_index"),
+        video_placeholder=keys.number("thinker_config", "video_token_index"),
+        codec_mask=keys.number("talker_config", "tts_codec_mask_token_id"),
+        codec_pad=keys.number("talker_config", "tts_codec_pad_token_id"),
+        codec_start=keys.number("talker_config", "tts_codec_start_token_id"),
+        codec_end=keys.number("talker_config", "tts_codec_end_token_id"),
+        codec_table_size=keys.number("token2wav_config", "dit_config", "num_embeds") + 1,
+        codec_vocab_size=keys.number("talker_config", "vocab_size"),
     )
 
 

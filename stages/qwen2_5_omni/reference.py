@@ -11,36 +11,28 @@ Fixes for transformers 5.19, which otherwise deviates from its authors' model:
   silence.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import transformers
 from torch.overrides import TorchFunctionMode
-from transformers import AutoProcessor, BatchFeature, Qwen2_5OmniForConditionalGeneration
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
-    Qwen2_5OmniTalkerForConditionalGeneration,
-    Qwen2_5OmniToken2WavDiTModel,
-)
+from transformers import BatchFeature, Qwen2_5OmniForConditionalGeneration
+from transformers.generation import GenerateDecoderOnlyOutput
 
-from omni_server.reference import ReferenceAnswer, ReferenceJob
+from omni_server.reference import Difference, ReferenceJob
 from omni_server.types import ChatMessage, TextPart
-from stages.forced_reference import (
+from stages.qwen2_5_omni.code2wav.noise import noise_frames
+from stages.qwen_omni.forced_reference import (
     ForcedChoice,
+    ForcedReference,
+    NothingToSpeakError,
     along,
     forced_steps,
-    hears_videos,
-    moved,
-    one_each,
-    prefixed,
-    processed,
 )
-from stages.qwen2_5_omni.code2wav.noise import noise_frames
 
-# Copied from the model card, not imported from `prompt.py`: the comparison covers the server's copy too.
+# Copied from the model card, not imported from `family.py`: the comparison covers the server's copy too.
 _SPEECH_SYSTEM_PROMPT = ChatMessage(
     "system",
     (
@@ -50,10 +42,6 @@ _SPEECH_SYSTEM_PROMPT = ChatMessage(
         ),
     ),
 )
-
-
-class _NothingToSpeakError(Exception):
-    """Exits `generate` where transformers would fail on an empty tensor."""
 
 
 class _GivenNoise(TorchFunctionMode):
@@ -78,24 +66,34 @@ class _GivenNoise(TorchFunctionMode):
         return noise.to(device=kwargs.get("device"), dtype=kwargs.get("dtype"))
 
 
-class Qwen25OmniReference:
+class Qwen25OmniReference(ForcedReference):
     """Implements `omni_server.reference.Reference`."""
 
-    def __init__(self, folder: Path, *, device: str, dtype: str) -> None:
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-        self._processor = AutoProcessor.from_pretrained(folder)
-        model = Qwen2_5OmniForConditionalGeneration.from_pretrained(folder, dtype=dtype)
-        self._model = model = model.eval().to(device)
-        self._noise_seed = 0
-        ends = model.thinker.generation_config.eos_token_id
-        self._text_ends = _ids(self._processor.tokenizer.eos_token_id if ends is None else ends)
-        if model.has_talker:
-            self._repair(model.talker)
-            self._give_noise(model.token2wav.code2wav_dit_model)
+    model_class = Qwen2_5OmniForConditionalGeneration
+    noise_seed = 0
+    """Of the waveform."""
 
-    def _repair(self, talker: Qwen2_5OmniTalkerForConditionalGeneration) -> None:
-        generate, get_rope_index = talker.generate, talker.get_rope_index
+    @property
+    def codec_stop_ids(self) -> tuple[int, int]:
+        return self.model.talker.codec_pad_token, self.model.talker.codec_eos_token
+
+    def repair(self) -> None:
+        model = self.model
+        ends = model.thinker.generation_config.eos_token_id
+        ends = self.processor.tokenizer.eos_token_id if ends is None else ends
+        self.text_ends = (ends,) if isinstance(ends, int) else tuple(ends)
+        if not model.has_talker:
+            return
+        talker, dit = model.talker, model.token2wav.code2wav_dit_model
+        write, generate, get_rope_index = model.thinker.generate, talker.generate, talker.get_rope_index
+        sample = dit.sample
+
+        def with_speech(*, input_ids: torch.Tensor, **kwargs: Any) -> object:
+            result = write(input_ids=input_ids, **kwargs)
+            is_spoken = isinstance(result, GenerateDecoderOnlyOutput)
+            if is_spoken and result.sequences.shape[1] - input_ids.shape[1] == 1:
+                raise NothingToSpeakError  # the last token is not spoken
+            return result
 
         def from_last(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
             positions, _ = get_rope_index(*args)
@@ -121,75 +119,27 @@ class Qwen25OmniReference:
         ) -> torch.Tensor:
             sequences: torch.Tensor = generate(input_ids=input_ids, eos_token_id=eos_token_id, **kwargs)
             if int(sequences[0, input_ids.shape[1]]) in eos_token_id:
-                raise _NothingToSpeakError
+                raise NothingToSpeakError
             return sequences
 
-        talker.register_forward_pre_hook(with_mask, with_kwargs=True)
-        talker.generate, talker.get_rope_index = without_pictures, from_last
-
-    def _give_noise(self, dit: Qwen2_5OmniToken2WavDiTModel) -> None:
-        sample = dit.sample
-
         def with_noise(*args: object, **kwargs: object) -> object:
-            with _GivenNoise(self._noise_seed):
+            with _GivenNoise(self.noise_seed):
                 return sample(*args, **kwargs)
 
-        dit.sample = with_noise
+        talker.register_forward_pre_hook(with_mask, with_kwargs=True)
+        model.thinker.generate, dit.sample = with_speech, with_noise
+        talker.generate, talker.get_rope_index = without_pictures, from_last
 
-    @torch.inference_mode()
-    def answer(self, job: ReferenceJob) -> ReferenceAnswer:
-        """Raises what transformers raises."""
-        self._noise_seed = job.noise_seed
-        inputs = self._inputs(job)
-        given_ids = None
-        if job.given_text is not None:
-            tokenized = self._processor.tokenizer(job.given_text, add_special_tokens=False)
-            given_ids = tuple(tokenized["input_ids"])
-            # The thinker's last token is not spoken, so an end token follows the text.
-            text = ForcedChoice([*one_each(given_ids), self._text_ends])
-        else:
-            text = ForcedChoice(forced_steps(job.text_ids, self._text_ends, job.max_text_tokens))
-        codes, waveform = ForcedChoice([]), np.zeros(0, np.float32)
-        if job.voice is None or text.num_steps == 1:  # the last token is not spoken
-            thinker = along(text, job.repetition_penalties["thinker"])
-            self._model.thinker.generate(**inputs, **thinker, use_audio_in_video=hears_videos(job.messages))
-        else:
-            codes, waveform = self._speak(inputs, job, text)
-        return ReferenceAnswer(
-            prompt_tokens=inputs["input_ids"].shape[1],
-            text=tuple(text.differences) if given_ids is None else (),
-            given_ids=given_ids,
-            codes=tuple(codes.differences),
-            waveform=waveform,
-        )
+    def spoken_messages(self, messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+        has_system_prompt = any(message.role == "system" for message in messages)
+        return messages if has_system_prompt else (_SPEECH_SYSTEM_PROMPT, *messages)
 
-    def _speak(
-        self, inputs: BatchFeature, job: ReferenceJob, text: ForcedChoice
-    ) -> tuple[ForcedChoice, npt.NDArray[np.float32]]:
-        talker = self._model.talker
-        stops = (talker.codec_pad_token, talker.codec_eos_token)
-        codes = ForcedChoice(forced_steps(job.codes, stops, job.max_codes))
-        try:
-            _, waveform = self._model.generate(
-                **inputs,
-                speaker=job.voice,
-                use_audio_in_video=hears_videos(job.messages),
-                **prefixed("thinker", along(text, job.repetition_penalties["thinker"])),
-                **prefixed("talker", along(codes, job.repetition_penalties["talker"])),
-                talker_eos_token_id=list(stops),
-            )
-        except _NothingToSpeakError:
-            return codes, np.zeros(0, np.float32)
-        return codes, waveform.float().cpu().numpy()
-
-    def _inputs(self, job: ReferenceJob) -> BatchFeature:
-        """Uses chat template and processor as the model's docs do."""
-        messages = job.messages
-        if job.voice is not None and not any(message.role == "system" for message in messages):
-            messages = (_SPEECH_SYSTEM_PROMPT, *messages)
-        inputs = processed(self._processor, messages)
-        return moved(inputs, self._model.device, self._model.thinker.dtype)
-
-
-def _ids(value: int | Sequence[int]) -> tuple[int, ...]:
-    return (value,) if isinstance(value, int) else tuple(value)
+    def speak(
+        self, inputs: BatchFeature, job: ReferenceJob, text: dict[str, object]
+    ) -> tuple[tuple[Difference, ...], npt.NDArray[np.float32]]:
+        assert job.voice is not None
+        self.noise_seed = job.noise_seed
+        codes = ForcedChoice(forced_steps(job.codes, self.codec_stop_ids, job.max_codes))
+        talker = along(codes, self.codec_stop_ids, job.repetition_penalties["talker"])
+        waveform = self.generate(inputs, job.messages, job.voice, text, talker)
+        return tuple(codes.differences), waveform

@@ -9,7 +9,7 @@ from omni_server.edge import DecoderWindow, Frame
 from omni_server.errors import ConfigError
 from omni_server.family import CodecLayout
 from stages.codec_chunking import CodecChunker, Window
-from stages.qwen2_5_omni.codec_window import CodecWindow, encode_codec_window
+from stages.qwen2_5_omni.codec_window import CodecWindow
 from stages.qwen2_5_omni.options import Code2WavChunks
 
 
@@ -53,7 +53,7 @@ class TalkerToCode2Wav:
         )
         return DecoderWindow(
             token_ids=window.frames,
-            payload=encode_codec_window(told),
+            payload=told.encode(),
             first_sample=window.emit_start * num_samples,
             num_samples=len(window.emitted) * num_samples,
             num_computed=len(window.frames)

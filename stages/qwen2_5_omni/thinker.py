@@ -23,7 +23,8 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing.processor import HFMultiModalInputs
 
-from stages.audio_in_video import (
+from stages.qwen2_5_omni.rope_attention import use_rope_attention
+from stages.qwen_omni.audio_in_video import (
     Mask,
     VideoWithTrackDummyInputs,
     VideoWithTrackInfo,
@@ -31,8 +32,7 @@ from stages.audio_in_video import (
     VideoWithTrackProcessor,
     has_track,
 )
-from stages.media_positions import MediaPositions, check_talker_positions
-from stages.qwen2_5_omni.rope_attention import use_rope_attention
+from stages.qwen_omni.media_positions import MediaPositions, check_talker_positions
 
 
 class ThinkerProcessingInfo(VideoWithTrackInfo, Qwen2_5OmniThinkerProcessingInfo):

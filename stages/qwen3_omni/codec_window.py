@@ -1,11 +1,11 @@
 """Metadata that code2wav receives with a window of codec frames. The frames themselves are the prompt: the
 codes of the first frame, one per codebook, then those of the second, and so on."""
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from omni_server.edge import Frame
+from stages.qwen_omni.encoded_window import EncodedWindow
 
 MAX_FRAME_INDEX = 2**31 - 1
 """Years of speech; a larger value is a corrupt number."""
@@ -13,7 +13,7 @@ MAX_FRAME_INDEX = 2**31 - 1
 _CODE = np.dtype("<i2")
 
 
-class CodecWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CodecWindow(EncodedWindow, frozen=True):
     """One request to code2wav: the result is the audio of the window's frames. There is no context in a
     window, because code2wav keeps all of it as the stream's state."""
 
@@ -59,20 +59,3 @@ class CodecWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def encode_frame(frame: Frame) -> bytes:
     """Returns a frame as in `CodecWindow.past`. Raises `OverflowError` for a code beyond 16 bits."""
     return np.array(frame, _CODE).tobytes()
-
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(CodecWindow)
-
-
-def encode_codec_window(window: CodecWindow) -> bytes:
-    """Return a window as MessagePack. Raises `OverflowError` for an integer beyond 64 bits."""
-    return _encoder.encode(window)
-
-
-def decode_codec_window(payload: bytes) -> CodecWindow:
-    """The inverse of `encode_codec_window`. Raises `ValueError` for any other bytes."""
-    try:
-        return _decoder.decode(payload)
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"not a codec window: {error}") from error

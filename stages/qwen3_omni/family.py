@@ -1,6 +1,6 @@
 """Qwen3-Omni in the server process: prompts, voices, ids, but no weights and no engine."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,18 @@ from omni_server.family import (
     CodecLayout,
     DefaultConfigs,
     EmbeddingsPrompt,
-    FamilyModel,
     HfOverrides,
     NeededFile,
     PlaceholderIds,
-    Prompt,
     StageFootprint,
 )
-from omni_server.types import ChatMessage, FunctionTool, Output, Task
+from omni_server.types import Output
+from stages.chat_prompts import PromptRenderer
 from stages.qwen3_omni.codec_layout import code2wav_layout
 from stages.qwen3_omni.ids import read_special_ids
 from stages.qwen3_omni.options import Code2WavStage
-from stages.qwen3_omni.prompt import PromptRenderer, task_messages
 from stages.qwen3_omni.talker_prompt import talker_prompt
+from stages.qwen_omni.chats import QwenOmniModel
 
 DEFAULT_VOICE = "Ethan"
 """The reference's default `speaker` in `generate`."""
@@ -113,21 +112,28 @@ class Qwen3OmniFamily:
         ModelRegistry.register_model(CODE2WAV, Qwen3OmniCode2Wav)
 
 
-class Qwen3OmniModel(FamilyModel):
+class Qwen3OmniModel(QwenOmniModel):
     """One checkpoint folder.
 
     Checkpoints without a talker (`enable_audio_output` is false, as in the Thinking and Captioner releases)
     have neither voices nor a codec.
+
+    The checkpoint's template adds no system message, and speech needs none. The authors' model card recommends
+    one for voice chats, which limits answers to 50 spoken words; callers who want that can send it. The
+    template can write tools, but then takes the system message as plain text only, so `PromptRenderer` writes
+    them, in the same words.
     """
 
-    hears_videos = True
+    # From the evaluation section of the model card: no system message, and the audio before the text. There,
+    # the language is always given.
+    recognition_request = "Transcribe the {language} audio into text."
 
     def __init__(self, model_dir: Path) -> None:
         self._ids = ids = read_special_ids(model_dir)
         path = model_dir / "config.json"
         config: dict[str, Any] = read_json_object(path)
         with config_errors(f"{path} describes no model that can be built"):
-            self._dtype: str = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+            self._dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
             if ids.speech is not None:
                 self.row_width = int(config["talker_config"]["text_config"]["hidden_size"])
                 self.codec = _codec_layout(config["code2wav_config"])
@@ -141,19 +147,7 @@ class Qwen3OmniModel(FamilyModel):
         self.placeholder_ids = PlaceholderIds(
             ids.audio_placeholder, ids.image_placeholder, ids.video_placeholder
         )
-        self._renderer = PromptRenderer(model_dir)
-
-    def prompt(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        outputs: Collection[Output],
-        tools: Sequence[FunctionTool] = (),
-    ) -> Prompt:
-        return self._renderer.render(messages, tools=tools)
-
-    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
-        return task_messages(task)
+        self._renderer = PromptRenderer(model_dir, tools_system_prompt=None)
 
     def embeddings_prompt(
         self, stage: str, source_ids: Sequence[int], *, voice: str | None
@@ -164,9 +158,6 @@ class Qwen3OmniModel(FamilyModel):
                 f"the talker speaks as one of {', '.join(self.voices) or 'no voice'}, not {voice}"
             )
         return talker_prompt(self._ids, source_ids, self._speakers[voice])
-
-    def dtype_name(self) -> str:
-        return self._dtype
 
 
 def _codec_layout(config: dict[str, Any]) -> CodecLayout:

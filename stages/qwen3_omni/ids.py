@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_server.config.checkpoint_files import read_json_object
-from omni_server.errors import ConfigError
+from stages.qwen_omni.config_keys import ConfigKeys
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,7 @@ class SpecialIds:
 
 def read_special_ids(model_dir: Path) -> SpecialIds:
     """Raises `ConfigError` if config.json lacks one of the keys."""
-    path = model_dir / "config.json"
-    keys = _Keys(path, read_json_object(path))
+    keys = ConfigKeys(model_dir, "Qwen3-Omni")
     return SpecialIds(
         im_start=keys.number("im_start_token_id"),
         im_end=keys.number("im_end_token_id"),
@@ -61,7 +59,7 @@ def read_special_ids(model_dir: Path) -> SpecialIds:
     )
 
 
-def _speech_ids(keys: "_Keys") -> SpeechIds:
+def _speech_ids(keys: ConfigKeys) -> SpeechIds:
     return SpeechIds(
         tts_pad=keys.number("tts_pad_token_id"),
         tts_bos=keys.number("tts_bos_token_id"),
@@ -74,41 +72,3 @@ def _speech_ids(keys: "_Keys") -> SpeechIds:
         codec_think_eos=keys.number("talker_config", "codec_think_eos_id"),
         speakers=keys.numbers("talker_config", "speaker_id"),
     )
-
-
-class _Keys:
-    """The keys of a config.json, with errors that name them."""
-
-    def __init__(self, path: Path, config: object) -> None:
-        self._path = path
-        self._config = config
-
-    def find(self, *keys: str) -> object:
-        """None if there is no such key."""
-        value = self._config
-        for key in keys:
-            value = value.get(key) if isinstance(value, dict) else None
-        return value
-
-    def number(self, *keys: str) -> int:
-        return self._checked(self._needed(*keys), ".".join(keys))
-
-    def numbers(self, *keys: str) -> dict[str, int]:
-        """Numbers by name, at least one."""
-        found, where = self._needed(*keys), ".".join(keys)
-        if not isinstance(found, dict) or not found:
-            raise ConfigError(f"{self._path}: '{where}' must name at least one number, not {found!r}")
-        return {name: self._checked(value, f"{where}.{name}") for name, value in found.items()}
-
-    def _needed(self, *keys: str) -> object:
-        value = self.find(*keys)
-        if value is None:
-            raise ConfigError(
-                f"{self._path}: '{'.'.join(keys)}' is missing; is this a Qwen3-Omni checkpoint?"
-            )
-        return value
-
-    def _checked(self, value: object, where: str) -> int:
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ConfigError(f"{self._path}: '{where}' must be a whole number, not {value!r}")
-        return value

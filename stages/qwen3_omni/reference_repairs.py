@@ -12,9 +12,7 @@ from transformers import BatchFeature, Qwen3OmniMoeForConditionalGeneration, Whi
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-
-class NothingToSpeakError(Exception):
-    """Exits `generate` where transformers fails on an empty tensor: the answer is silence."""
+from stages.qwen_omni.forced_reference import NothingToSpeakError
 
 
 def repair(model: Qwen3OmniMoeForConditionalGeneration) -> None:

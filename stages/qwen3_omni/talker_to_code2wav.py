@@ -11,7 +11,7 @@ from omni_server.errors import ConfigError
 from omni_server.family import CodecLayout
 from stages.codec_chunking import CodecChunker, Window
 from stages.qwen3_omni.codec_layout import Code2WavLayout
-from stages.qwen3_omni.codec_window import CodecWindow, encode_codec_window, encode_frame
+from stages.qwen3_omni.codec_window import CodecWindow, encode_frame
 
 
 class TalkerToCode2Wav:
@@ -43,7 +43,7 @@ class TalkerToCode2Wav:
         first_sample = layout.first_sample(window.first_frame)
         return DecoderWindow(
             token_ids=tuple(code for frame in frames for code in frame),
-            payload=encode_codec_window(told),
+            payload=told.encode(),
             first_sample=first_sample,
             num_samples=layout.first_sample(window.first_frame + len(frames)) - first_sample,
             num_computed=len(frames),

@@ -29,15 +29,15 @@ from vllm.multimodal.parse import MultiModalDataItems
 from vllm.multimodal.processing.processor import HFMultiModalInputs
 from vllm.sequence import IntermediateTensors
 
-from stages.audio_in_video import (
+from stages.qwen3_omni.step_rotary import use_step_rotary
+from stages.qwen_omni.audio_in_video import (
     Mask,
     VideoWithTrackDummyInputs,
     VideoWithTrackInfo,
     VideoWithTrackModel,
     VideoWithTrackProcessor,
 )
-from stages.media_positions import MediaPositions, check_talker_positions
-from stages.qwen3_omni.step_rotary import use_step_rotary
+from stages.qwen_omni.media_positions import MediaPositions, check_talker_positions
 
 MAX_AUDIO_S = 300
 """Longest audio for which the encoder cache has room: `n_samples` in the published preprocessor_config.json.

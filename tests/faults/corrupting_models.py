@@ -117,7 +117,7 @@ class SpoilsSound:
 
 class CorruptingQwen25Code2Wav(SpoilsSound, Qwen2_5OmniCode2Wav):
     def is_victim(self, payload: bytes) -> bool:
-        return qwen25.decode_codec_window(payload).voice == VICTIM_VOICE
+        return qwen25.CodecWindow.decode(payload).voice == VICTIM_VOICE
 
     def fail(self, batch: DiffusionBatch) -> Any:
         raise RuntimeError("told to fail")
@@ -125,7 +125,7 @@ class CorruptingQwen25Code2Wav(SpoilsSound, Qwen2_5OmniCode2Wav):
 
 class CorruptingQwen3Code2Wav(SpoilsSound, Qwen3OmniCode2Wav):
     def is_victim(self, payload: bytes) -> bool:
-        return qwen3.decode_codec_window(payload).stream.startswith(VICTIM_STREAM)
+        return qwen3.CodecWindow.decode(payload).stream.startswith(VICTIM_STREAM)
 
     def fail(self, batch: DiffusionBatch) -> Any:
         """When the states of all streams in the batch have changed."""

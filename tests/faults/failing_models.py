@@ -13,7 +13,7 @@ from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
 from stages.qwen2_5_omni.talker import Qwen2_5OmniTalker
 from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
 from stages.qwen3_omni.code2wav.model import Qwen3OmniCode2Wav
-from stages.qwen3_omni.codec_window import CodecWindow, encode_codec_window
+from stages.qwen3_omni.codec_window import CodecWindow
 from stages.qwen3_omni.talker import Qwen3OmniTalker
 from stages.qwen3_omni.thinker import Qwen3OmniThinker
 from stages.runtime.code_sampling import Choose
@@ -93,5 +93,5 @@ class FailingQwen3Code2Wav(FailsInSample, Qwen3OmniCode2Wav):
         return DiffusionBatch(
             names,
             tuple(torch.zeros(self._num_codebooks, dtype=torch.int64) for _ in names),
-            tuple(encode_codec_window(CodecWindow(name, 0, is_last=False, past=b"")) for name in names),
+            tuple(CodecWindow(name, 0, is_last=False, past=b"").encode() for name in names),
         )

@@ -16,14 +16,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from omni_server.offline import OmniOutput
+from omni_server.verify.compare import signal_to_noise_db
 from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
-from tests.integration.parity import Expected, expected, signal_to_noise_db
+from tests.integration.parity import Expected, expected
 from tests.reference.cases import CASES
-from tests.reference.reference import Reference
+from tests.reference.reference import Reference, ReferenceResult
 
 pytestmark = pytest.mark.gpu
 
@@ -42,7 +44,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wanted(checkpoint: Path) -> list[Expected]:
+def wanted(checkpoint: Path) -> list[Expected[ReferenceResult]]:
     reference = Reference(checkpoint)
     return [expected(reference, case) for case in CASES.values()]
 
@@ -67,11 +69,15 @@ def test_the_language_models_run_on_the_runner_that_was_asked_for(live: LiveOmni
     assert live.runner_generations() == {"thinker": GENERATION, "talker": GENERATION}
 
 
-def test_answers_one_by_one_equal_the_reference(live: LiveOmni, wanted: list[Expected]) -> None:
+def test_answers_one_by_one_equal_the_reference(
+    live: LiveOmni, wanted: list[Expected[ReferenceResult]]
+) -> None:
     _compare("one by one", [live.answer(want.request) for want in wanted], wanted)
 
 
-def test_answers_together_equal_the_reference(live: LiveOmni, wanted: list[Expected]) -> None:
+def test_answers_together_equal_the_reference(
+    live: LiveOmni, wanted: list[Expected[ReferenceResult]]
+) -> None:
     _compare("together", live.answers([want.request for want in wanted]), wanted)
 
 
@@ -80,7 +86,7 @@ def test_nothing_is_held_at_the_end(live: LiveOmni) -> None:
     assert live.row_slots().in_use == 0
 
 
-def _compare(run: str, answers: list[OmniOutput], wanted: list[Expected]) -> None:
+def _compare(run: str, answers: list[OmniOutput], wanted: list[Expected[ReferenceResult]]) -> None:
     different, snrs = [], {}
     for answer, want in zip(answers, wanted, strict=True):
         result = want.result
@@ -101,4 +107,4 @@ def _compare(run: str, answers: list[OmniOutput], wanted: list[Expected]) -> Non
     }
     print("\n" + json.dumps(report, indent=1))  # noqa: T201
     assert all(entry["gap"] < MAX_GAP for entry in different)
-    assert min(finite) > MIN_SNR_DB
+    assert np.min(finite) > MIN_SNR_DB

@@ -19,8 +19,8 @@ from vllm.platforms.cpu import CpuPlatform
 
 from omni_server.engine import launcher
 from omni_server.engine.engine_args import ASYNC_SCHEDULER, ar_engine_args
-from tests.integration import parity, qwen3_parity
 from tests.integration.live import LiveOmni, demo_config
+from tests.integration.parity import qwen3_config, request_for
 from tests.reference.cases import CASES
 from tests.reference.qwen3_cases import QWEN3_CASES
 
@@ -29,11 +29,10 @@ COMPARING_WORKER = "tests.integration.worker_that_compares.ComparingWorker"
 """Each step that one kernel prepares is prepared by vLLM, too; the engine ends with the first difference."""
 
 FAMILIES = {
-    "qwen2_5_omni": (demo_config, CASES, parity.request_for, 8),
-    "qwen3_omni": (qwen3_parity.qwen3_config, QWEN3_CASES, qwen3_parity.request_for, 7),
+    "qwen2_5_omni": (demo_config, CASES, 8),
+    "qwen3_omni": (qwen3_config, QWEN3_CASES, 7),
 }
-"""Demo config, cases, what makes a request of one, and KV blocks: too few for all requests at once, so some are
-preempted."""
+"""Demo config, cases, and KV blocks: too few for all requests at once, so some are preempted."""
 
 
 def schedule_asynchronously(patch: pytest.MonkeyPatch) -> None:
@@ -55,7 +54,7 @@ def schedule_asynchronously(patch: pytest.MonkeyPatch) -> None:
 
 
 def answers(family: str, model_dir: Path, names: list[str]) -> dict[str, Any]:
-    config, cases, request_for, num_blocks = FAMILIES[family]
+    config, cases, num_blocks = FAMILIES[family]
     cramped = {
         "max_model_len": BLOCK_SIZE * (num_blocks - 1),  # vLLM uses none of the first block
         "max_num_batched_tokens": 64,  # too few for all prompts, or for one with media
@@ -64,7 +63,7 @@ def answers(family: str, model_dir: Path, names: list[str]) -> dict[str, Any]:
     stages = {name: cramped | {"engine_args": dict(few_blocks)} for name in ("thinker", "talker")}
     live = LiveOmni(model_dir, config(chunks={"mode": "whole"}, stages=stages))
     try:
-        together = live.answers([request_for(cases[name], None) for name in names])
+        together = live.answers([request_for(cases[name]) for name in names])
         return {
             "generations": live.runner_generations(),
             "text_ids": [answer.token_ids for answer in together],

@@ -14,7 +14,7 @@ import pytest
 
 from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
-from tests.integration.qwen3_parity import VIDEOS, qwen3_config
+from tests.integration.parity import VIDEOS, qwen3_config
 from tests.integration.server_process import ServerProcess
 from tests.omni_families import FAMILIES, QWEN2_5_OMNI, QWEN3_OMNI, OmniFamily
 from tests.reference.qwen3_reference import Qwen3Reference

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from omni_server.verify.compare import signal_to_noise_db
 from tests.integration.live import LiveOmni, demo_config
-from tests.integration.parity import expected, same_tokens, signal_to_noise_db
+from tests.integration.parity import expected, same_tokens
 from tests.integration.test_parity import WAVEFORM_SNR_DB
 from tests.reference.cases import CASES
 from tests.reference.reference import Reference

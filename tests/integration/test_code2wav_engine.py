@@ -20,7 +20,7 @@ from omni_server.engine.engine_args import diffusion_engine_args
 from omni_server.errors import StageError
 from stages.codec_chunking import CodecChunker
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
-from stages.qwen2_5_omni.codec_window import CodecWindow, encode_codec_window
+from stages.qwen2_5_omni.codec_window import CodecWindow
 from stages.qwen2_5_omni.hf_overrides import code2wav_config
 from stages.qwen2_5_omni.options import Code2WavChunks, Code2WavStage, SolverConfig
 from stages.qwen2_5_omni.talker_to_code2wav import codec_window
@@ -117,7 +117,7 @@ _numbers = iter(range(10**6))
 
 
 async def run(client: DiffusionHandle, codes: tuple[int, ...], window: CodecWindow) -> Waveform:
-    return await client.run(f"r{next(_numbers)}", codes, encode_codec_window(window))
+    return await client.run(f"r{next(_numbers)}", codes, window.encode())
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -258,7 +258,7 @@ async def test_a_new_streams_window_is_computed_before_queued_ones_that_are_due_
     finished: list[int] = []
 
     async def compute(due: int, num_codes: int) -> None:
-        payload = encode_codec_window(whole(num_codes))
+        payload = whole(num_codes).encode()
         await code2wav.run(f"due-{due}", random_codes(num_codes, due), payload, priority=due)
         finished.append(due)
 

@@ -13,9 +13,9 @@ from omni_server.types import (
     SpeechOutput,
     TextPart,
 )
+from omni_server.verify.compare import signal_to_noise_db
 from tests.integration.conftest import SharedPipelines
 from tests.integration.live import LiveOmni, spoken, written
-from tests.integration.parity import signal_to_noise_db
 from tests.omni_families import OmniFamily, for_each_family
 
 QUESTIONS = ["Hello, who are you?", "Tell me a story.", "Count to five."]

@@ -8,9 +8,10 @@ import pytest
 from omni_server.errors import InvalidRequestError
 from omni_server.offline import OmniOutput, collect
 from omni_server.types import AudioPart, ChatMessage, ImagePart, SamplingConfig
+from omni_server.verify.cases import rising_tone
 from tests.integration.live import LiveOmni, written
 from tests.reference.cases import CASES, ask
-from tests.reference.synthetic_media import chirp, heard, sliding_tiles
+from tests.reference.synthetic_media import heard, sliding_tiles
 
 
 def noisy_picture(seed: int) -> tuple[ChatMessage, ...]:
@@ -64,7 +65,7 @@ def test_the_same_frames_with_other_audio_are_another_video(whole: LiveOmni) -> 
         messages = ask(heard(sliding_tiles(4, 56, 84), track), "What is this?")
         return whole.answer(written(messages)).usage.prompt.cached
 
-    first, second = chirp(2.1, 300), chirp(2.1, 900)
+    first, second = rising_tone(2.1, 300), rising_tone(2.1, 900)
     without_video = num_cached(first)
     assert num_cached(first) > without_video + 100
     assert num_cached(second) <= without_video + 32  # a block that ends before the video

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 from omni_server.types import AudioPart
+from omni_server.verify.cases import rising_tone
+from omni_server.verify.compare import signal_to_noise_db
 from tests.integration.live import LiveOmni
-from tests.integration.parity import Expected, expected, same_tokens, signal_to_noise_db
+from tests.integration.parity import Expected, expected, same_tokens
 from tests.reference.cases import CASES, Case, ask, recording
 from tests.reference.reference import Reference
-from tests.reference.synthetic_media import chirp
 
 WAVEFORM_SNR_DB = 60.0
 """36 evaluations of the DiT amplify float32 rounding; what is above this is rounding."""
@@ -37,7 +38,7 @@ def test_audio_is_cut_where_the_reference_cuts_it(reference: Reference, whole: L
     speech = recording("speech_hello.wav")
     rate = speech.sample_rate_hz
     audio = AudioPart(np.resize(speech.samples, 301 * rate), rate)
-    audio.samples[300 * rate :] = chirp(1.0, 700).samples
+    audio.samples[300 * rate :] = rising_tone(1.0, 700).samples
     want = expected(reference, Case("long_audio", ask(audio)))
     answer = whole.answer(want.request)
     same_tokens(answer, want)

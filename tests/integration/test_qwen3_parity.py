@@ -7,26 +7,25 @@ import numpy as np
 import pytest
 
 from omni_server.types import AudioDelta, SamplingConfig
+from omni_server.verify.compare import signal_to_noise_db
 from tests.integration.live import LiveOmni, spoken
-from tests.integration.parity import signal_to_noise_db
-from tests.integration.qwen3_parity import (
+from tests.integration.parity import (
+    QWEN3_WAVEFORM_SNR_DB,
     VIDEOS,
-    WAVEFORM_SNR_DB,
-    Qwen3Expected,
+    Expected,
+    expected,
     qwen3_config,
-    qwen3_expected,
     same_speech,
 )
 from tests.reference.qwen3_cases import QWEN3_CASES
-from tests.reference.qwen3_cases import answers as reference_answers
-from tests.reference.qwen3_reference import Qwen3Reference
+from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
 from tests.reference.silent_checkpoint import make_silent
 
 NAMES = list(QWEN3_CASES)
 SPOKEN = ("hello", "mixed", "media_in_turns", "one_frame", "two_tokens")
 """Speech of different lengths."""
 
-Answers = dict[str, Qwen3Expected]
+Answers = dict[str, Expected[Qwen3Result]]
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +40,8 @@ def wide_answers(qwen3_wide_checkpoint: Path, answer_folder: Path) -> Answers:
 
 
 def all_expected(reference: Qwen3Reference) -> Answers:
-    reference_answers(reference, QWEN3_CASES)
-    return {name: qwen3_expected(reference, case) for name, case in QWEN3_CASES.items()}
+    reference.answers_of(QWEN3_CASES)
+    return {name: expected(reference, case) for name, case in QWEN3_CASES.items()}
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +118,7 @@ def test_text_before_a_stop_string_is_spoken_as_the_reference_speaks_it(
     )
     assert answer.text == kept
     assert answer.codes == want.result.codes
-    assert signal_to_noise_db(want.result.waveform, answer.audio) > WAVEFORM_SNR_DB
+    assert signal_to_noise_db(want.result.waveform, answer.audio) > QWEN3_WAVEFORM_SNR_DB
 
 
 def test_one_pass_over_an_utterance_and_rows_in_messages_give_the_same_waveform(
@@ -138,7 +137,7 @@ def test_one_pass_over_an_utterance_and_rows_in_messages_give_the_same_waveform(
 def test_speech_that_ends_with_its_first_code_is_silence(qwen3_checkpoint: Path, tmp_path: Path) -> None:
     case = QWEN3_CASES["hello"]
     silent = make_silent(qwen3_checkpoint, tmp_path / "silent", case)
-    want = qwen3_expected(Qwen3Reference(silent), case)
+    want = expected(Qwen3Reference(silent), case)
     live = LiveOmni(silent, qwen3_config())
     try:
         answer = live.answer(want.request)

@@ -14,7 +14,7 @@ from omni_server.errors import StageDeadError
 from omni_server.offline import OmniOutput
 from omni_server.types import AudioDelta, OmniRequest, SamplingConfig
 from tests.integration.live import LiveOmni, queue_files, spoken
-from tests.integration.qwen3_parity import Qwen3Expected, qwen3_config, qwen3_expected, same_speech
+from tests.integration.parity import Expected, expected, qwen3_config, same_speech
 from tests.reference.qwen3_cases import QWEN3_CASES
 from tests.reference.qwen3_reference import Qwen3Reference
 
@@ -28,9 +28,9 @@ AUDIO_ROUNDING = 1e-5
 
 
 @pytest.fixture(scope="module")
-def wanted(qwen3_reference: Qwen3Reference) -> dict[str, Qwen3Expected]:
+def wanted(qwen3_reference: Qwen3Reference) -> dict[str, Expected]:
     """What the reference answers."""
-    return {name: qwen3_expected(qwen3_reference, QWEN3_CASES[name]) for name in TALKATIVE}
+    return {name: expected(qwen3_reference, QWEN3_CASES[name]) for name in TALKATIVE}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def cramped(qwen3_checkpoint: Path) -> Iterator[LiveOmni]:
 
 
 def test_preempted_requests_are_answered_as_the_reference_does(
-    cramped: LiveOmni, wanted: dict[str, Qwen3Expected]
+    cramped: LiveOmni, wanted: dict[str, Expected]
 ) -> None:
     before = cramped.num_resumed()
     together = cramped.answers([want.request for want in wanted.values()])
@@ -98,7 +98,7 @@ def alone(cramped: LiveOmni) -> list[OmniOutput]:
 
 
 def test_a_seed_gives_the_same_answer_preempted_and_among_greedy_requests(
-    cramped: LiveOmni, wanted: dict[str, Qwen3Expected], alone: list[OmniOutput]
+    cramped: LiveOmni, wanted: dict[str, Expected], alone: list[OmniOutput]
 ) -> None:
     before = cramped.num_resumed()["talker"]
     same_sampled(cramped.answers(seeded(5)), alone)
@@ -115,7 +115,7 @@ def test_a_seed_gives_the_same_answer_preempted_and_among_greedy_requests(
 
 @pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
 def test_after_a_restart_answers_are_the_references_and_those_of_the_seed(
-    stage: str, cramped: LiveOmni, wanted: dict[str, Qwen3Expected], alone: list[OmniOutput]
+    stage: str, cramped: LiveOmni, wanted: dict[str, Expected], alone: list[OmniOutput]
 ) -> None:
     """The engine is killed in the middle of an answer; the others know of requests that are gone. After the
     last restart, all engines are new."""

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from omni_server.types import ChatMessage, TextPart
-from tests.integration.parity import NOISE_SEED, expected, signal_to_noise_db
-from tests.integration.qwen3_parity import qwen3_expected
+from omni_server.verify.compare import signal_to_noise_db
+from tests.integration.parity import NOISE_SEED, expected
 from tests.integration.test_server import (
     GREEDY,
     GREEDY_TALKER,
@@ -34,9 +34,10 @@ from tests.integration.test_server import (
 )
 from tests.integration.test_streaming import CHUNKED_SNR_DB
 from tests.omni_families import QWEN2_5_OMNI, OmniFamily, for_each_family
+from tests.reference.case_reference import Result
 from tests.reference.cases import SPEECH_SYSTEM_PROMPT, Case, say
-from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
-from tests.reference.reference import Reference, ReferenceResult
+from tests.reference.qwen3_reference import Qwen3Reference
+from tests.reference.reference import Reference
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.sse_validator import StreamedAnswer, parse_frames
 from tests.unit.api.test_bad_requests import named, tool
@@ -404,15 +405,13 @@ def test_call_that_was_asked_for_by_voice_is_silent(client: httpx2.Client) -> No
     assert num_tokens(whole)[1] == 0
 
 
-def of_the_reference(reference: Reference | Qwen3Reference, system: str) -> ReferenceResult | Qwen3Result:
+def of_the_reference(reference: Reference | Qwen3Reference, system: str) -> Result:
     """What it answers to `HELLO`, within the limits of `spoken`."""
     if isinstance(reference, Reference):
         system = f"{SPEECH_SYSTEM_PROMPT}\n\n{system}"
     messages = (say("system", system), say("user", HELLO))
     case = Case("tools", messages, "Chelsie", GREEDY["max_tokens"], GREEDY_TALKER["max_tokens"])
-    if isinstance(reference, Reference):
-        return expected(reference, case).result
-    return qwen3_expected(reference, case).result
+    return expected(reference, case).result
 
 
 @for_each_family

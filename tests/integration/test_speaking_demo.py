@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from omni_server.cli.model_flags import speaking_demo
+from omni_server.verify.compare import signal_to_noise_db
 from tests.integration.live import LiveOmni, demo_config
-from tests.integration.parity import Expected, expected, same_tokens, signal_to_noise_db
+from tests.integration.parity import Expected, expected, same_tokens
 from tests.reference.cases import CASES, Case, ask
 from tests.reference.reference import Reference
 

@@ -14,6 +14,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.types import AudioDelta, CodecDelta, Finished, OmniEvent, SamplingConfig, TextDelta, TextDone
+from omni_server.verify.compare import signal_to_noise_db
 from stages.codec_chunking import CodecChunker
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
@@ -21,7 +22,7 @@ from stages.qwen2_5_omni.code2wav.voices import load_voices
 from stages.qwen2_5_omni.options import Code2WavChunks
 from stages.qwen2_5_omni.talker_to_code2wav import codec_window
 from tests.integration.live import LiveOmni, demo_config, spoken
-from tests.integration.parity import expected, same_tokens, signal_to_noise_db
+from tests.integration.parity import expected, same_tokens
 from tests.reference.cases import CASES
 from tests.reference.reference import Reference
 from tests.reference.token2wav import code2wav_stage

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tests.integration.parity import expected
-from tests.integration.qwen3_parity import qwen3_expected
 from tests.reference.cases import CASES
 from tests.reference.qwen3_cases import QWEN3_CASES
 from tests.reference.qwen3_reference import Qwen3Reference
@@ -74,7 +73,7 @@ def test_qwen3_gives_the_texts_and_frames_of_the_reference(
 ) -> None:
     """Three requests at once, and all 16 codes of each frame."""
     assert qwen3_answers["generations"] == {"thinker": 2, "talker": 2}
-    wanted = [qwen3_expected(qwen3_reference, QWEN3_CASES[name]).result for name in QWEN3_NAMES]
+    wanted = [expected(qwen3_reference, QWEN3_CASES[name]).result for name in QWEN3_NAMES]
     assert qwen3_answers["text_ids"] == [list(result.text_ids) for result in wanted]
     assert qwen3_answers["codes"] == [list(result.codes) for result in wanted]
 

@@ -12,15 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from omni_server.cli.main import main
 from omni_server.verify import run
-from omni_server.verify.answers import NOISE_SEED, Answer
+from omni_server.verify.answers import Answer
 from omni_server.verify.cases import Case
-from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from tests.omni_families import QWEN2_5_OMNI, OmniFamily, for_each_family
-from tests.reference.cases import ask
+from tests.reference.cases import Case as ReferenceCase
 from tests.reference.reference import Reference
 
 TIMEOUT_S = 300
@@ -104,32 +102,28 @@ def test_the_report_says_that_the_demo_answers_as_transformers_does(
 
 
 def answers_of_the_reference(checkpoint: Path, cases: Sequence[Case]) -> list[Answer]:
-    """What this project's tests take for right, instead of that of engines."""
-
-    def noise(num_frames: int) -> torch.Tensor:
-        return torch.from_numpy(noise_frames(NOISE_SEED, 0, num_frames, 80))
-
+    """What the reference generates, instead of the answers of engines."""
     reference = Reference(checkpoint)
     answers: list[Answer] = []
     for case in cases:
-        spoken = case.voice is not None
-        messages = ask(*case.prompt.messages[0].content) if spoken else case.prompt.messages
-        result = reference.run(
+        prompt, is_spoken = case.prompt, case.voice is not None
+        messages = reference.spoken_messages(prompt.messages) if is_spoken else prompt.messages
+        asked = ReferenceCase(
+            case.name,
             messages,
             case.voice or "Chelsie",
-            case.prompt.max_text_tokens,
-            case.prompt.max_codes if spoken else 1,
-            noise=noise,
+            prompt.max_text_tokens,
+            prompt.max_codes if is_spoken else 1,
         )
-        waveform = result.waveform if spoken else np.zeros(0, np.float32)
-        codes = result.codes if spoken else ()
+        result = reference.run(asked)
+        waveform = result.waveform if is_spoken else np.zeros(0, np.float32)
         answers.append(
             Answer(
                 len(result.prompt_ids),
                 result.text_ids,
-                codes,
+                result.codes if is_spoken else (),
                 waveform,
-                waveform if spoken else None,
+                waveform if is_spoken else None,
                 None,
                 1.0,
             )
@@ -149,7 +143,7 @@ def verified(
     return main(["verify", str(checkpoint), *CONFIG, "--cases", "text", "--report", str(report)])
 
 
-def test_answers_of_the_reference_of_our_tests_agree(
+def test_answers_of_the_reference_agree(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference_answers: list[Answer]
 ) -> None:
     report = tmp_path / "report.md"

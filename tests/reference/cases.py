@@ -1,18 +1,15 @@
 """Requests whose answers of the reference and of this project's engines are compared."""
 
 import wave
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 
 from omni_server.types import AudioPart, ChatMessage, ContentPart, ImagePart, Role, TextPart
-from stages.qwen2_5_omni.code2wav.noise import noise_frames
-from tests.reference.reference import Noise, Reference, ReferenceResult
-from tests.reference.synthetic_media import chirp, heard, sliding_tiles, tiles
+from omni_server.verify.cases import rising_tone
+from tests.reference.synthetic_media import heard, sliding_tiles, tiles
 
 MEDIA = Path(__file__).resolve().parent.parent / "data" / "media"
 SPEECH_SYSTEM_PROMPT = (
@@ -45,40 +42,6 @@ def ask(*parts: ContentPart | str) -> tuple[ChatMessage, ...]:
     return (say("system", SPEECH_SYSTEM_PROMPT), say("user", *parts))
 
 
-def fixed_noise(num_frames: int) -> torch.Tensor:
-    """What the server starts from with `NOISE_SEED`: `[num_frames, 80]`."""
-    return torch.from_numpy(noise_frames(NOISE_SEED, 0, num_frames, 80))
-
-
-def stop_ids(reference: Reference, case: Case) -> tuple[int, ...] | None:
-    """The case's additional stop tokens on this checkpoint."""
-    if case.stop_at is None:
-        return None
-    text = answer(reference, replace(case, stop_at=None, talker_max_tokens=1)).text_ids
-    return (text[min(case.stop_at, len(text) - 1)],)
-
-
-def answer(reference: Reference, case: Case) -> ReferenceResult:
-    """As `run` with `fixed_noise`, but computed once in a test run."""
-    return reference.answers.get(case, lambda: run(reference, case, fixed_noise))
-
-
-def answers(reference: Reference, cases: Mapping[str, Case]) -> dict[str, ReferenceResult]:
-    return reference.answers.get_all(cases, lambda case: run(reference, case, fixed_noise))
-
-
-def run(reference: Reference, case: Case, noise: Noise | None = None) -> ReferenceResult:
-    return reference.run(
-        case.messages,
-        case.voice,
-        case.thinker_max_tokens,
-        case.talker_max_tokens,
-        stop_ids(reference, case),
-        case.ignore_eos,
-        noise,
-    )
-
-
 def recording(name: str) -> AudioPart:
     """A 16 kHz mono wav of 16-bit samples out of tests/data/media."""
     with wave.open(str(MEDIA / name)) as file:
@@ -104,7 +67,7 @@ _TWO_TURNS = (
 _SPEECH = ask(recording("speech_hello.wav"))
 _SPEECH_2 = ask(recording("speech_count.wav"), "Please answer in one sentence.")
 _SPEECH_3 = (say("user", "Hello, this is my question:", recording("speech_weather.wav")),)
-_CHIRP = ask("What is this?", chirp(1.0, 700))
+_CHIRP = ask("What is this?", rising_tone(1.0, 700))
 _IMAGE = ask(drawing("shapes.png"), "Describe the picture.")
 _IMAGE_2 = ask("Describe this: ", tiles(84, 84, inverted=True), " and also ", tiles(56, 112))
 _VIDEO = ask(sliding_tiles(8, 84, 112), "What happens in the video?")
@@ -115,7 +78,7 @@ _MIXED = ask(
     "Say it in one sentence.",
 )
 _HEARD_MIXED = ask(
-    chirp(0.6, 400),
+    rising_tone(0.6, 400),
     heard(sliding_tiles(6, 84, 112), recording("speech_count.wav")),
     drawing("gradient.png"),
     "What is said in it?",
@@ -123,7 +86,7 @@ _HEARD_MIXED = ask(
 
 _VIDEO_AT_1_2 = ask(sliding_tiles(10, 56, 84, 1.2), "What happens in the video?")
 # Its columns reach further than its frames and its track in time. The text behind it does not.
-_WIDE_HEARD = (say("user", "Look:", heard(sliding_tiles(2, 56, 2240), chirp(1.0, 300)), "What?"),)
+_WIDE_HEARD = (say("user", "Look:", heard(sliding_tiles(2, 56, 2240), rising_tone(1.0, 300)), "What?"),)
 
 CASES = {
     case.name: case

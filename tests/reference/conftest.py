@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints.write import make_demo_checkpoint
-from tests.reference.cases import CASES, answers
+from tests.reference.cases import CASES
 from tests.reference.reference import Reference, ReferenceResult
 
 CHECKPOINTS = {"tiny seed 0": ("tiny", 0), "tiny seed 1": ("tiny", 1), "wide": ("wide", 0)}
@@ -24,4 +24,4 @@ def reference(checkpoint: Path, answer_folder: Path) -> Reference:
 @pytest.fixture(scope="session")
 def results(reference: Reference) -> dict[str, ReferenceResult]:
     """Answers to all cases, by name."""
-    return answers(reference, CASES)
+    return reference.answers_of(CASES)

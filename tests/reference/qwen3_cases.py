@@ -1,40 +1,9 @@
 """Requests whose answers of Qwen3-Omni's reference and of this project's engines are compared."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-
 from omni_server.types import ChatMessage, ContentPart
+from omni_server.verify.cases import rising_tone
 from tests.reference.cases import Case, drawing, recording, say
-from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
-from tests.reference.synthetic_media import chirp, heard, sliding_tiles, tiles
-
-
-def stop_ids(reference: Qwen3Reference, case: Case) -> tuple[int, ...] | None:
-    """The case's additional stop tokens on this checkpoint."""
-    if case.stop_at is None:
-        return None
-    text = answer(reference, replace(case, stop_at=None, talker_max_tokens=1)).text_ids
-    return (text[min(case.stop_at, len(text) - 1)],)
-
-
-def answer(reference: Qwen3Reference, case: Case) -> Qwen3Result:
-    """As `run`, but computed once in a test run."""
-    return reference.answers.get(case, lambda: run(reference, case))
-
-
-def answers(reference: Qwen3Reference, cases: Mapping[str, Case]) -> dict[str, Qwen3Result]:
-    return reference.answers.get_all(cases, lambda case: run(reference, case))
-
-
-def run(reference: Qwen3Reference, case: Case) -> Qwen3Result:
-    return reference.run(
-        case.messages,
-        case.voice,
-        case.thinker_max_tokens,
-        case.talker_max_tokens,
-        stop_ids(reference, case),
-        case.ignore_eos,
-    )
+from tests.reference.synthetic_media import heard, sliding_tiles, tiles
 
 
 def _ask(*parts: ContentPart | str) -> tuple[ChatMessage, ...]:
@@ -70,7 +39,7 @@ _THREE_TURNS = (
 _SPEECH = _ask(recording("speech_hello.wav"))
 _SPEECH_AND_TEXT = _ask(recording("speech_count.wav"), "Please answer in one sentence.")
 _SPEECH_BEHIND_TEXT = _ask("Hello, this is my question:", recording("speech_weather.wav"))
-_TWO_SOUNDS = _ask(chirp(1.0, 700), " and then ", chirp(0.5, 300))
+_TWO_SOUNDS = _ask(rising_tone(1.0, 700), " and then ", rising_tone(0.5, 300))
 _IMAGE = _ask(drawing("shapes.png"), "Describe the picture.")
 _IMAGES = _ask("Describe this: ", tiles(96, 96, inverted=True), " and also ", tiles(64, 128))
 _VIDEO = _ask(sliding_tiles(8, 96, 128), "What happens in the video?")
@@ -82,23 +51,23 @@ _MIXED = _ask(
 )
 _HEARD_VIDEO = _ask(heard(sliding_tiles(4, 96, 128), recording("speech_count.wav")), "What is said in it?")
 _HEARD_MIXED = _ask(
-    chirp(0.6, 400),
+    rising_tone(0.6, 400),
     drawing("gradient.png"),
-    heard(sliding_tiles(4, 64, 96), chirp(2.3, 600)),
+    heard(sliding_tiles(4, 64, 96), rising_tone(2.3, 600)),
     recording("speech_hello.wav"),
     "Which of them is louder?",
 )
 _HEARD_IN_TURNS = (
-    say("user", heard(sliding_tiles(4, 64, 96), chirp(3.1, 300)), "What is it?"),
+    say("user", heard(sliding_tiles(4, 64, 96), rising_tone(3.1, 300)), "What is it?"),
     say("assistant", " a red boat"),
-    say("user", "And this?", heard(sliding_tiles(4, 96, 64), chirp(1.2, 800)), chirp(0.5, 500)),
+    say("user", "And this?", heard(sliding_tiles(4, 96, 64), rising_tone(1.2, 800)), rising_tone(0.5, 500)),
 )
 _HOUSE = _ask("Tell me about the house.")
 _HARBOR = _ask("Tell me about the harbor.")
 _MEDIA_IN_TURNS = (
     say("user", drawing("shapes.png"), "Describe the picture."),
     say("assistant", " a red boat"),
-    say("user", chirp(0.7, 500), "and this?"),
+    say("user", rising_tone(0.7, 500), "and this?"),
     say("assistant", " a train"),
     say("user", sliding_tiles(4, 64, 96), "and how does that end?"),
 )
@@ -106,24 +75,27 @@ _MEDIA_IN_TURNS = (
 # Positions of frames sampled at most rates, and of all that follows them, are not whole numbers.
 _VIDEO_AT_1_8 = _ask(sliding_tiles(8, 64, 96, 1.8), "What happens in the video?")
 _MIXED_AT_1_97 = _ask(
-    chirp(0.6, 400),
+    rising_tone(0.6, 400),
     sliding_tiles(6, 64, 96, 6 / 76 * 25),
     drawing("gradient.png"),
     "Say it in one sentence.",
 )
-_HEARD_AT_3 = _ask(heard(sliding_tiles(10, 64, 96, 3.0), chirp(3.1, 300)), "What is said in it?")
+_HEARD_AT_3 = _ask(heard(sliding_tiles(10, 64, 96, 3.0), rising_tone(3.1, 300)), "What is said in it?")
 _HEARD_MIXED_AT_1_8 = _ask(
-    tiles(64, 64), heard(sliding_tiles(4, 64, 96, 1.8), chirp(2.3, 600)), chirp(0.5, 500), "Which is louder?"
+    tiles(64, 64),
+    heard(sliding_tiles(4, 64, 96, 1.8), rising_tone(2.3, 600)),
+    rising_tone(0.5, 500),
+    "Which is louder?",
 )
 _RATES_IN_TURNS = (
     say("user", sliding_tiles(6, 64, 96, 1.5), "What is it?"),
     say("assistant", " a red boat"),
-    say("user", "And this?", sliding_tiles(4, 96, 64, 3.0), chirp(0.5, 500)),
+    say("user", "And this?", sliding_tiles(4, 96, 64, 3.0), rising_tone(0.5, 500)),
     say("assistant", " a train"),
     say("user", "How old will it be?"),
 )
 # Its columns reach further than its frames and its track in time. The text behind it does not.
-_WIDE_HEARD = _ask("Look:", heard(sliding_tiles(2, 64, 1280), chirp(1.0, 300)), "What?")
+_WIDE_HEARD = _ask("Look:", heard(sliding_tiles(2, 64, 1280), rising_tone(1.0, 300)), "What?")
 
 QWEN3_CASES = {
     case.name: case

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stages.forced_reference import hears_videos
+from stages.qwen_omni.forced_reference import hears_videos
 from tests.reference.cases import Case
 from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
 

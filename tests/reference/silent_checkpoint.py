@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.reference.cases import Case
-from tests.reference.qwen3_cases import run
 from tests.reference.qwen3_reference import Qwen3Reference
 
 _HEAD = "talker.codec_head.weight"
@@ -22,7 +21,7 @@ def make_silent(checkpoint: Path, out: Path, case: Case) -> Path:
     reference.model.talker.codec_head.register_forward_pre_hook(
         lambda _module, inputs: states.append(inputs[0][0, -1])
     )
-    run(reference, replace(case, talker_max_tokens=1))  # the first step decides
+    reference.run(replace(case, talker_max_tokens=1))  # the first step decides
     shutil.copytree(checkpoint, out)
     end = json.loads((out / "config.json").read_text())["talker_config"]["codec_eos_token_id"]
     weights = load_file(out / "model.safetensors")

@@ -1,17 +1,10 @@
-"""Sounds, pictures and videos computed from a formula."""
+"""Pictures and videos computed from a formula."""
 
 from dataclasses import replace
 
 import numpy as np
 
 from omni_server.types import AudioPart, ImagePart, VideoPart
-
-
-def chirp(seconds: float, start_hz: float) -> AudioPart:
-    """A rising tone with a slow tremolo, 16 kHz."""
-    t = np.arange(int(16_000 * seconds)) / 16_000
-    tone = np.sin(2 * np.pi * (start_hz * t + 200 * t * t))
-    return AudioPart((0.5 * tone * (0.6 + 0.4 * np.sin(6 * np.pi * t))).astype(np.float32), 16_000)
 
 
 def tiles(height: int, width: int, inverted: bool = False) -> ImagePart:

@@ -1,5 +1,6 @@
 """Qwen3-Omni's reference behaves as the comparisons with it take for granted."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from tests.checkpoints.write import make_demo_checkpoint
-from tests.reference.qwen3_cases import QWEN3_CASES, answers, run
+from tests.reference.qwen3_cases import QWEN3_CASES
 from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
 from tests.reference.silent_checkpoint import make_silent
 
@@ -44,7 +45,7 @@ def reference(checkpoint: Path, answer_folder: Path) -> Qwen3Reference:
 @pytest.fixture(scope="module")
 def results(reference: Qwen3Reference) -> Results:
     """Answers to all cases, by name."""
-    return answers(reference, QWEN3_CASES)
+    return reference.answers_of(QWEN3_CASES)
 
 
 def test_there_are_cases_of_every_kind(results: Results) -> None:
@@ -97,7 +98,7 @@ def test_text_that_reached_its_limit_is_spoken_to_its_last_token(
 def test_speech_stops_at_its_limit_with_a_complete_frame(results: Results, reference: Qwen3Reference) -> None:
     one = results["one_frame"]
     assert (len(one.frames), one.has_ended) == (1, False)
-    two = reference.run(QWEN3_CASES["one_frame"].messages, "Ethan", 24, 2)
+    two = reference.run(replace(QWEN3_CASES["one_frame"], talker_max_tokens=2))
     assert two.frames[:1] == one.frames
     assert all(len(r.frames) <= QWEN3_CASES[name].talker_max_tokens for name, r in results.items())
 
@@ -146,7 +147,7 @@ def test_the_decoder_runs_in_one_pass(reference: Qwen3Reference, results: Result
 def test_nothing_to_say_is_silence(tmp_path: Path, checkpoint: Path) -> None:
     case = QWEN3_CASES["hello"]
     silent = Qwen3Reference(make_silent(checkpoint, tmp_path / "silent", case))
-    result = run(silent, case)
+    result = silent.run(case)
     assert len(result.text_ids) > 1
     assert (result.frames, result.has_ended, len(result.waveform)) == ((), True, 0)
 

@@ -7,10 +7,10 @@ from typing import get_args
 import pytest
 import torch
 
+from omni_server.verify.compare import signal_to_noise_db
 from tests.checkpoints.write import make_demo_checkpoint
-from tests.integration.parity import signal_to_noise_db
-from tests.integration.qwen3_parity import WAVEFORM_SNR_DB
-from tests.reference.qwen3_cases import QWEN3_CASES, run
+from tests.integration.parity import WAVEFORM_SNR_DB
+from tests.reference.qwen3_cases import QWEN3_CASES
 from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
 from tests.reference.qwen3_wrong import (
     FEED_MISTAKES,
@@ -68,7 +68,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Qwen3Reference:
 
 @pytest.fixture(scope="module")
 def results(reference: Qwen3Reference) -> Results:
-    return {name: run(reference, case) for name, case in CASES.items()}
+    return {name: reference.run(case) for name, case in CASES.items()}
 
 
 @pytest.mark.parametrize("name", CASES)

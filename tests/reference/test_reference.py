@@ -1,20 +1,21 @@
 """The reference behaves as the comparisons with it take for granted."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from tests.reference.cases import CASES, SPEECH_SYSTEM_PROMPT, ask, run
-from tests.reference.reference import Reference, ReferenceResult
+from tests.reference.cases import CASES, NOISE_SEED, SPEECH_SYSTEM_PROMPT, ask
+from tests.reference.reference import Reference, ReferenceResult, until_stop
 
 Results = dict[str, ReferenceResult]
 
 TEXT_ONLY = ("hello", "count")
 SPOKEN = [name for name in CASES if name != "one_token"]
-
-
-def _noise(frames: int) -> torch.Tensor:
-    return torch.randn(frames, 80, generator=torch.Generator().manual_seed(7))
 
 
 def test_there_are_cases_of_every_kind(results: Results) -> None:
@@ -28,26 +29,50 @@ def test_there_are_cases_of_every_kind(results: Results) -> None:
     assert len(results["long_reply"].text_ids) >= 200
 
 
-def test_the_restored_mask_gives_the_codes_of_a_padded_batch(reference: Reference) -> None:
-    cases = [CASES[name] for name in TEXT_ONLY]
-    alone = [
-        reference.run(case.messages, thinker_max_tokens=24, talker_max_tokens=60).codes for case in cases
-    ]
-    together = reference.batch_codes([case.messages for case in cases], 24, 60)
-    assert len(reference.prompt(cases[0].messages)["input_ids"][0]) != len(
-        reference.prompt(cases[1].messages)["input_ids"][0]
+def transformers_itself(
+    reference: Reference, checkpoint: Path, inputs: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, list[tuple[int, ...]]]:
+    """The texts [n, P + 24] and codes of prompts without images, by the model without repairs."""
+    model: Any = reference.model_class.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    generate, codes = model.talker.generate, list[tuple[int, ...]]()
+
+    def traced(**kwargs: Any) -> torch.Tensor:
+        sequences: torch.Tensor = generate(**kwargs)
+        for row in sequences[:, kwargs["input_ids"].shape[1] :].tolist():
+            codes.append(until_stop(row, reference.codec_stop_ids)[0])
+        return sequences
+
+    model.talker.generate = traced
+    texts, _ = model.generate(
+        **inputs,
+        thinker_max_new_tokens=24,
+        thinker_do_sample=False,
+        talker_max_new_tokens=60,
+        talker_do_sample=False,
+        talker_eos_token_id=list(reference.codec_stop_ids),
+    )
+    return texts, codes
+
+
+SHORT = [replace(CASES[name], thinker_max_tokens=24, talker_max_tokens=60) for name in TEXT_ONLY]
+
+
+def test_the_restored_mask_gives_the_codes_of_a_padded_batch(reference: Reference, checkpoint: Path) -> None:
+    prompts = [reference.prompt(case.messages)["input_ids"][0].tolist() for case in SHORT]
+    assert len(prompts[0]) != len(prompts[1])
+    inputs = reference.processor.tokenizer.pad(
+        {"input_ids": prompts}, padding_side="left", return_tensors="pt"
     )
     # Both rows run with the mask of the padded one; in a batch a row goes on until the longest ends.
-    assert together == alone
+    together = transformers_itself(reference, checkpoint, inputs)[1]
+    assert together == [reference.run(case).codes for case in SHORT]
 
 
-def test_without_the_repair_the_reference_says_something_else(reference: Reference) -> None:
-    case = CASES["count"]
-    repaired = run(reference, case)
-    with reference.unrepaired():
-        unrepaired = run(reference, case)
-    assert unrepaired.text_ids == repaired.text_ids
-    assert unrepaired.codes != repaired.codes
+def test_without_the_repair_the_reference_says_something_else(reference: Reference, checkpoint: Path) -> None:
+    repaired, inputs = reference.run(SHORT[1]), reference.prompt(SHORT[1].messages)
+    texts, codes = transformers_itself(reference, checkpoint, inputs)
+    assert tuple(texts[0, len(repaired.prompt_ids) :].tolist()) == repaired.text_ids
+    assert codes != [repaired.codes]
 
 
 @pytest.mark.parametrize("name", SPOKEN)
@@ -124,21 +149,22 @@ def test_voices_sound_and_speak_differently(results: Results, name: str) -> None
     assert chelsie.codes[:shortest] != ethan.codes[:shortest]
 
 
-def test_injected_noise_decides_the_waveform_and_nothing_else(reference: Reference) -> None:
-    def speak(noise: object) -> ReferenceResult:
-        return run(reference, CASES["three_tokens"], noise)  # type: ignore[arg-type]
-
-    first, again, other = speak(_noise), speak(_noise), speak(lambda frames: -_noise(frames))
+def test_the_noise_decides_the_waveform_and_nothing_else(
+    reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, again = (reference.run(CASES["three_tokens"]) for _ in range(2))
+    monkeypatch.setattr(reference, "noise_seed", NOISE_SEED + 1)
+    other = reference.run(CASES["three_tokens"])
     assert np.array_equal(first.waveform, again.waveform)
     assert first.codes == other.codes
     assert not np.allclose(first.mel, other.mel, atol=0.1)
 
 
-def test_injected_noise_leaves_torch_as_it_was(reference: Reference) -> None:
+def test_the_noise_leaves_torch_as_it_was(reference: Reference) -> None:
     torch.manual_seed(1)
     expected = torch.randn(3)
     torch.manual_seed(1)
-    run(reference, CASES["two_tokens"], _noise)
+    reference.run(CASES["two_tokens"])
     assert torch.equal(torch.randn(3), expected)
 
 

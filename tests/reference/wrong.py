@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import torch
 
-from stages.forced_reference import hears_videos
+from stages.qwen_omni.forced_reference import hears_videos
 from tests.reference.cases import Case
 from tests.reference.reference import Reference, ReferenceResult
 

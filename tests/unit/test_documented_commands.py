@@ -91,11 +91,6 @@ NOT_RUN = {
         "docs/images.md",
         "scripts/make_demo_checkpoint qwen-image",
     ): "needs a GPU; tests/unit/stages/diffusers/test_random_weights.py makes the folder",
-    (
-        "docs/images.md",
-        "mkdir chain",
-    ): "needs two GPUs and downloads 66 GB; tests/integration/test_chain.py serves such a folder",
-    ("docs/images.md", "from openai"): "asks that server; tests/integration/test_chain.py asks the same",
     ("docs/faq.md", "python3 -m venv env"): "installs 3 GB; tests/unit/test_packaging.py builds the wheel",
     (
         "docs/reliability.md",

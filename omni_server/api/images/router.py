@@ -203,7 +203,7 @@ def _render(
 ) -> bytes:
     """The response body. Takes a fraction of a second for large images."""
     files = [
-        GeneratedImage(b64_json=writer.base64(image.pixels, output), revised_prompt=image.prompt)
+        GeneratedImage(b64_json=writer.base64(image.pixels, output))
         for image, output in zip(images, outputs, strict=True)
     ]
     response = ImagesResponse(

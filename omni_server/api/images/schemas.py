@@ -59,7 +59,7 @@ class ImageEditForm(ImageFields):
 class InputTokens(BaseModel):
     image_tokens: int
     text_tokens: int
-    """Of a text model that writes the prompt. Pipelines do not report theirs."""
+    """Pipelines do not report theirs."""
 
 
 class OutputTokens(BaseModel):
@@ -80,8 +80,6 @@ class ImageUsage(BaseModel):
 class GeneratedImage(BaseModel):
     b64_json: str
     """Base64 of the file."""
-    revised_prompt: str | None = Field(default=None, exclude_if=lambda prompt: prompt is None)
-    """What a text model wrote; absent if the prompt is used as it is."""
 
 
 class ImagesResponse(BaseModel):

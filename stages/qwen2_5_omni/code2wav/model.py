@@ -18,7 +18,7 @@ from omni_server.transport.result import Failure
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE, load_voices
-from stages.qwen2_5_omni.codec_window import CodecWindow, decode_codec_window
+from stages.qwen2_5_omni.codec_window import CodecWindow
 from stages.qwen2_5_omni.options import Code2WavStage
 from stages.runtime.checkpoint_weights import load_weights_exactly
 from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, RejectedRequestsError
@@ -104,7 +104,7 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
         streams: set[str] = set()
         for request_id, codes, data in zip(batch.request_ids, batch.token_ids, batch.inputs, strict=True):
             try:
-                window = decode_codec_window(data)
+                window = CodecWindow.decode(data)
                 window.validate(
                     len(codes), codes_per_block=self._codes_per_block, frames_per_code=self._frames_per_code
                 )

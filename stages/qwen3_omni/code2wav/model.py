@@ -15,7 +15,7 @@ from stages.qwen3_omni.code2wav.network import Code2WavNetwork
 from stages.qwen3_omni.code2wav.passes import EagerPasses, Passes
 from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder, WindowJob
 from stages.qwen3_omni.codec_layout import Code2WavLayout, code2wav_layout
-from stages.qwen3_omni.codec_window import CodecWindow, decode_codec_window
+from stages.qwen3_omni.codec_window import CodecWindow
 from stages.runtime.checkpoint_weights import load_weights_exactly
 from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, RejectedRequestsError
 
@@ -90,7 +90,7 @@ class Qwen3OmniCode2Wav(DiffusionModel):
         streams: set[str] = set()
         for request_id, codes, data in zip(batch.request_ids, batch.token_ids, batch.inputs, strict=True):
             try:
-                window = decode_codec_window(data)
+                window = CodecWindow.decode(data)
                 window.validate(
                     len(codes),
                     num_codebooks=self._num_codebooks,

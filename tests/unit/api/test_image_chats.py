@@ -56,7 +56,6 @@ async def test_the_official_client_gets_an_image_without_any_extension(fields: d
     assert (choice.message.content, choice.finish_reason) == (None, "stop")
     assert choice.message.model_extra is not None
     (image,) = choice.message.model_extra["images"]
-    assert "revised_prompt" not in image
     kind, pixels = opened(image["image_url"]["url"])
     assert kind == "image/png"
     np.testing.assert_array_equal(pixels, image_of(ImageOutput(seed=7)))

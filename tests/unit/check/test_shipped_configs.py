@@ -77,8 +77,7 @@ def gpus(sizes: list[float]) -> list[Gpu]:
 
 
 def test_every_shipped_config_for_certain_models_is_computed_here() -> None:
-    needs_another_model = {"chain.2gpu"}
-    assert shipped_configs().keys() == ON_GPUS.keys() | ON_CPUS.keys() | needs_another_model
+    assert shipped_configs().keys() == ON_GPUS.keys() | ON_CPUS.keys()
 
 
 @pytest.mark.parametrize("name", ON_GPUS)

@@ -13,7 +13,6 @@ from omni_server.config.pipeline import (
     Pipeline,
     StageSpec,
     Tensor,
-    Text,
     TokenFrames,
     find_family,
 )
@@ -33,10 +32,6 @@ def frames(source: str, target: str) -> EdgeSpec:
     return EdgeSpec(source, target, TokenFrames(4), "package:Windows")
 
 
-def text(source: str, target: str) -> EdgeSpec:
-    return EdgeSpec(source, target, Text(), "package:function")
-
-
 def tensor(source: str, target: str) -> EdgeSpec:
     return EdgeSpec(source, target, Tensor())
 
@@ -48,7 +43,6 @@ def tensor(source: str, target: str) -> EdgeSpec:
         ({"a": AR, "b": AUDIO}, (frames("a", "b"),)),
         ({"a": IMAGE}, ()),
         ({"a": INNER, "b": INNER, "c": IMAGE}, (tensor("a", "b"), tensor("b", "c"))),
-        ({"a": TEXT, "b": INNER, "c": IMAGE}, (text("a", "b"), tensor("b", "c"))),
         (
             {"a": TEXT, "b": AR, "c": INNER, "d": AUDIO},
             (rows("a", "b"), frames("b", "c"), tensor("c", "d")),
@@ -115,7 +109,7 @@ def test_what_the_server_can_run_is_accepted(
         (
             {"a": TEXT, "b": AR, "c": AUDIO, "d": IMAGE},
             (rows("a", "b"), frames("a", "d"), frames("b", "c")),
-            "stage 'a': a stage whose output is text sends embeddings and text and nothing else",
+            "stage 'a': a stage whose output is text sends embeddings and nothing else",
         ),
         (
             {"a": AR, "b": AUDIO, "c": IMAGE},
@@ -123,8 +117,6 @@ def test_what_the_server_can_run_is_accepted(
             "stage 'b' ends in audio and sends its result on",
         ),
         ({"a": AUDIO}, (), "stage 'a': audio is not made of the prompt"),
-        ({"a": TEXT, "b": AUDIO}, (text("a", "b"),), "stage 'b': audio is not made of the prompt"),
-        ({"a": AR, "b": IMAGE}, (text("a", "b"),), "stage 'a': a stage whose output is text sends"),
         ({"a": AR, "b": IMAGE}, (frames("a", "b"),), "stage 'b': image is not made of frames"),
     ],
 )

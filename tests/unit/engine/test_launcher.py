@@ -115,6 +115,34 @@ async def test_a_stage_that_gets_text_as_ids_looks_up_its_rows(
     }
 
 
+FOLDER_FAMILY = SimpleNamespace(
+    pipeline=replace(
+        PIPELINE, stages=PIPELINE.stages | {"talker": replace(PIPELINE.stages["talker"], folder="speaker")}
+    )
+)
+
+
+async def test_a_stage_may_have_its_weights_in_a_folder_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built: dict[str, tuple[str, str]] = {}
+
+    async def build_engine(name: str, _: Any, arguments: Any, **__: Any) -> BuiltEngine[AsyncLLM]:
+        built[name] = arguments.model, arguments.additional_config.model_dir
+        return BuiltEngine(cast(AsyncLLM, SimpleNamespace(renderer=None)), cast(EngineProcesses, None))
+
+    monkeypatch.setattr(launcher, "build_engine", build_engine)
+    (tmp_path / "speaker").mkdir()
+    builder = builder_in(tmp_path)
+    builder.config = CONFIG.model_copy(update={"model_family": f"{__name__}:FOLDER_FAMILY"})
+    with StartProgress(lambda line: None) as progress:
+        for name in ("thinker", "talker"):
+            stage = CONFIG.stages[name]
+            assert isinstance(stage, ArStage)
+            await builder.build_ar(name, stage, progress)
+    assert built == {"thinker": (str(tmp_path),) * 2, "talker": (str(tmp_path / "speaker"),) * 2}
+
+
 async def test_threads_that_the_operator_has_set_stay(
     environments: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from omni_server.orchestrator.speech_scheduler import ComingStreams, SpeechSched
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.protocol.images import StageEvent
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta
-from stages.qwen2_5_omni.codec_window import decode_codec_window
+from stages.qwen2_5_omni.codec_window import CodecWindow
 from stages.qwen2_5_omni.options import Code2WavChunks
 from stages.qwen2_5_omni.talker_to_code2wav import Code2WavLayout, TalkerToCode2Wav
 from tests.unit.orchestrator.virtual_time import clock
@@ -89,7 +89,7 @@ class SimulatedCode2Wav:
         on_event: Callable[[StageEvent], None] | None = None,
     ) -> npt.NDArray[np.float32]:
         stream = request_id.rpartition("-")[0]
-        window = decode_codec_window(payload)
+        window = CodecWindow.decode(payload)
         assert len(token_ids) <= self.max_codes, "no step has room for it"
         num_carried = 0 if window.stream is None else window.emit_start - window.first_code
         self.calls.append(Call(request_id, priority, clock(), window.stream, num_streams))

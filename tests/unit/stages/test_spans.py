@@ -23,8 +23,8 @@ from omni_server.protocol.rows import (
     TextSegment,
 )
 from omni_server.transport.slab_queue import SlabQueue
-from stages.audio_in_video import SECONDS_PER_GRID
-from stages.media_positions import MediaPositions
+from stages.qwen_omni.audio_in_video import SECONDS_PER_GRID
+from stages.qwen_omni.media_positions import MediaPositions
 from stages.runtime.embedding_store import RowStore
 from stages.runtime.embeddings_out import consumer_prompt, last_sent
 from stages.runtime.fractional_positions import unpacked

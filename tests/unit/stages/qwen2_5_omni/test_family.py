@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,8 @@ from omni_server.types import (
     VideoPart,
 )
 from stages.qwen2_5_omni import FAMILY
-from stages.qwen2_5_omni.family import Qwen25OmniModel
+from stages.qwen2_5_omni.family import SPEECH_SYSTEM_PROMPT, Qwen25OmniModel
 from stages.qwen2_5_omni.ids import SpecialIds, read_special_ids
-from stages.qwen2_5_omni.prompt import SPEECH_SYSTEM_PROMPT
 from stages.qwen2_5_omni.talker_to_code2wav import Code2WavLayout
 from tests.checkpoints.write import make_demo_checkpoint
 from tests.reference.cases import CASES
@@ -206,9 +205,7 @@ def test_the_talkers_prompt_ids_are_the_references(
     model: Qwen25OmniModel, reference: Reference, case: str
 ) -> None:
     wanted = CASES[case]
-    result = reference.run(
-        wanted.messages, wanted.voice, thinker_max_tokens=3, talker_max_tokens=1, ignore_eos=True
-    )
+    result = reference.run(replace(wanted, thinker_max_tokens=3, talker_max_tokens=1, ignore_eos=True))
     prompt = model.embeddings_prompt("talker", result.prompt_ids, voice=None)
     assert prompt.token_ids == result.talker_prompt_ids
     assert prompt.num_replaced == len(result.prompt_ids)

@@ -4,7 +4,7 @@ import pytest
 
 from omni_server.edge import DecoderWindow
 from omni_server.errors import ConfigError
-from stages.qwen2_5_omni.codec_window import decode_codec_window
+from stages.qwen2_5_omni.codec_window import CodecWindow
 from stages.qwen2_5_omni.options import Code2WavChunks
 from stages.qwen2_5_omni.talker_to_code2wav import Code2WavLayout, TalkerToCode2Wav, check_margin
 
@@ -27,7 +27,7 @@ def windows(plan: Code2WavChunks, num_codes: int) -> list[DecoderWindow]:
 @pytest.mark.parametrize("num_codes", [1, 11, 12, 13, 24, 25, 60, 61, 203])
 def test_code2wav_accepts_what_it_is_told(plan: Code2WavChunks, num_codes: int) -> None:
     for window in windows(plan, num_codes):
-        told = decode_codec_window(window.payload)
+        told = CodecWindow.decode(window.payload)
         told.validate(len(window.token_ids), codes_per_block=12, frames_per_code=2)
         assert (told.voice, told.noise_seed) == ("Ethan", 2**64 - 1)
         assert told.vocoder_margin_frames == plan.vocoder_margin_frames
@@ -38,7 +38,7 @@ def test_code2wav_accepts_what_it_is_told(plan: Code2WavChunks, num_codes: int) 
 
 
 def test_the_windows_of_an_utterance_are_one_stream_where_state_is_carried() -> None:
-    streams = [{decode_codec_window(w.payload).stream for w in windows(plan, 60)} for plan in PLANS[:2]]
+    streams = [{CodecWindow.decode(w.payload).stream for w in windows(plan, 60)} for plan in PLANS[:2]]
     assert [len(names) for names in streams] == [1, 1]
     assert None not in streams[0]
     assert streams[1] == {None}

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ def test_each_voice_is_a_code_of_the_talkers_prompt(
     voice: str, model: Qwen3OmniModel, reference: Qwen3Reference
 ) -> None:
     case = QWEN3_CASES["three_turns"]
-    result = reference.run(case.messages, voice, 3, 1)
+    result = reference.run(replace(case, voice=voice, thinker_max_tokens=3, talker_max_tokens=1))
     prompt = model.embeddings_prompt("talker", result.prompt_ids, voice=voice)
     assert len(prompt.token_ids) == len(result.talker_prompt)
     assert reference.model.config.talker_config.speaker_id[voice.lower()] in prompt.token_ids

@@ -7,7 +7,7 @@ from omni_server.edge import DecoderWindow, Frame
 from omni_server.errors import ConfigError
 from omni_server.orchestrator.speech_scheduler import WindowRamp
 from stages.qwen3_omni.codec_layout import code2wav_layout
-from stages.qwen3_omni.codec_window import CodecWindow, decode_codec_window
+from stages.qwen3_omni.codec_window import CodecWindow
 from stages.qwen3_omni.talker_to_code2wav import TalkerToCode2Wav, check_plan
 
 LAYOUT = code2wav_layout(
@@ -35,7 +35,7 @@ def windows(plan: ChunkPlan, frames: list[Frame]) -> list[DecoderWindow]:
 
 
 def told(window: DecoderWindow) -> CodecWindow:
-    return decode_codec_window(window.payload)
+    return CodecWindow.decode(window.payload)
 
 
 @pytest.mark.parametrize("ramp", RAMPS, ids=str)

@@ -16,7 +16,7 @@ from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
 from stages.qwen2_5_omni.code2wav.voices import Voice
-from stages.qwen2_5_omni.codec_window import CodecWindow, encode_codec_window
+from stages.qwen2_5_omni.codec_window import CodecWindow
 from stages.qwen2_5_omni.hf_overrides import code2wav_config
 from stages.qwen2_5_omni.options import SolverConfig
 from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
@@ -126,9 +126,9 @@ def test_waveforms_have_the_length_of_what_is_emitted(model: Qwen2_5OmniCode2Wav
     middle = CodecWindow("Chelsie", 1, 24, 36, 41, 20, False)
     waveforms = model.sample(
         batch(
-            (list(range(24)), encode_codec_window(first)),
-            (list(range(60)), encode_codec_window(middle)),
-            (list(range(24)), encode_codec_window(WINDOW)),
+            (list(range(24)), first.encode()),
+            (list(range(60)), middle.encode()),
+            (list(range(24)), WINDOW.encode()),
         )
     )
     assert [list(waveform.shape) for waveform in waveforms] == [[480 * 12], [480 * 5], [480 * 24]]
@@ -136,19 +136,19 @@ def test_waveforms_have_the_length_of_what_is_emitted(model: Qwen2_5OmniCode2Wav
 
 
 def test_every_invalid_request_is_named_before_anything_runs(model: Qwen2_5OmniCode2Wav) -> None:
-    codes, good = list(range(24)), encode_codec_window(WINDOW)
+    codes, good = list(range(24)), WINDOW.encode()
     with pytest.raises(RejectedRequestsError) as caught:
         model.sample(
             batch(
                 (codes, good),
-                (codes, encode_codec_window(msgspec.structs.replace(WINDOW, voice="Nobody"))),
+                (codes, msgspec.structs.replace(WINDOW, voice="Nobody").encode()),
                 ([*codes[:-1], 200], good),
                 ([*codes[:-1], -1], good),
                 ([], good),
                 (codes[:-1], good),
                 (codes, b"junk"),
-                (codes, encode_codec_window(msgspec.structs.replace(WINDOW, first_code=-12))),
-                (codes, encode_codec_window(msgspec.structs.replace(WINDOW, vocoder_margin_frames=-1))),
+                (codes, msgspec.structs.replace(WINDOW, first_code=-12).encode()),
+                (codes, msgspec.structs.replace(WINDOW, vocoder_margin_frames=-1).encode()),
             )
         )
     reasons = caught.value.reasons
@@ -166,9 +166,9 @@ def test_every_invalid_request_is_named_before_anything_runs(model: Qwen2_5OmniC
 
 def test_of_two_windows_of_one_stream_the_second_is_rejected(model: Qwen2_5OmniCode2Wav) -> None:
     codes = list(range(24))
-    first = encode_codec_window(msgspec.structs.replace(WINDOW, emit_end=12, is_last=False, stream="a"))
-    second = encode_codec_window(msgspec.structs.replace(WINDOW, emit_start=12, stream="a"))
-    other = encode_codec_window(msgspec.structs.replace(WINDOW, emit_end=12, is_last=False, stream="b"))
+    first = msgspec.structs.replace(WINDOW, emit_end=12, is_last=False, stream="a").encode()
+    second = msgspec.structs.replace(WINDOW, emit_start=12, stream="a").encode()
+    other = msgspec.structs.replace(WINDOW, emit_end=12, is_last=False, stream="b").encode()
     with pytest.raises(RejectedRequestsError) as caught:
         model.sample(batch((codes, first), (codes, other), (codes, second)))
     detail = "another window of its stream is in the same step: send one after the other"
@@ -188,16 +188,14 @@ def test_a_window_out_of_order_is_rejected_and_leaves_its_stream_and_the_others_
     following = msgspec.structs.replace(window, emit_start=12, emit_end=24)
     wrong = msgspec.structs.replace(window, emit_start=emit_start, emit_end=emit_end)
     other = msgspec.structs.replace(window, stream="b")
-    (_, expected) = [model.sample(batch((codes, encode_codec_window(w))))[0] for w in (window, following)]
-    model.sample(batch((codes, encode_codec_window(msgspec.structs.replace(window, stream="c")))))
+    (_, expected) = [model.sample(batch((codes, w.encode())))[0] for w in (window, following)]
+    model.sample(batch((codes, msgspec.structs.replace(window, stream="c").encode())))
     wrong_of_c = msgspec.structs.replace(wrong, stream="c")
     with pytest.raises(RejectedRequestsError) as caught:
-        model.sample(batch((codes, encode_codec_window(other)), (codes, encode_codec_window(wrong_of_c))))
+        model.sample(batch((codes, other.encode()), (codes, wrong_of_c.encode())))
     detail = f"a window from code {emit_start} on, where 12 is the next one"
     assert caught.value.reasons == {"r1": Corruption("window_sequence", detail)}
-    (goes_on,) = model.sample(
-        batch((codes, encode_codec_window(msgspec.structs.replace(following, stream="c"))))
-    )
+    (goes_on,) = model.sample(batch((codes, msgspec.structs.replace(following, stream="c").encode())))
     assert torch.equal(goes_on, expected)
 
 
@@ -206,8 +204,8 @@ def test_a_window_of_a_stream_continues_what_an_earlier_batch_left(model: Qwen2_
     first = msgspec.structs.replace(WINDOW, emit_end=12, is_last=False, stream="a")
     second = msgspec.structs.replace(WINDOW, emit_start=12, emit_end=36, is_last=False, stream="a")
     by_itself = msgspec.structs.replace(second, stream=None)
-    model.sample(batch((codes[:24], encode_codec_window(first))))
-    jobs = (codes, encode_codec_window(by_itself)), ([7] * 12 + codes[12:], encode_codec_window(second))
+    model.sample(batch((codes[:24], first.encode())))
+    jobs = (codes, by_itself.encode()), ([7] * 12 + codes[12:], second.encode())
     stateless, carried = model.sample(batch(*jobs))
     assert carried.shape == stateless.shape
     error = (carried - stateless).square().sum() / stateless.square().sum()

@@ -18,7 +18,6 @@ from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntime
 from stages.qwen3_omni.code2wav.model import Qwen3OmniCode2Wav
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
 from stages.qwen3_omni.code2wav.state import Step
-from stages.qwen3_omni.codec_window import encode_codec_window
 from stages.qwen3_omni.hf_overrides import CODE2WAV, code2wav_config
 from stages.qwen3_omni.options import Code2WavStage
 from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
@@ -93,7 +92,7 @@ def batch(*requests: tuple[list[int], bytes]) -> DiffusionBatch:
 
 def request(stream: Stream, num_frames: int) -> tuple[list[int], bytes]:
     codes = stream.codes[stream.done : stream.done + num_frames].flatten().tolist()
-    return codes, encode_codec_window(stream.window(num_frames))
+    return codes, stream.window(num_frames).encode()
 
 
 # -- weights
@@ -226,7 +225,7 @@ def test_every_invalid_request_is_named_before_anything_runs(
     codes, payload = request(stream, 2)
     stream.done = 2
     window = stream.window(2)
-    later = encode_codec_window(window)
+    later = window.encode()
     replace = msgspec.structs.replace
     with pytest.raises(RejectedRequestsError) as caught:
         model.sample(
@@ -237,10 +236,10 @@ def test_every_invalid_request_is_named_before_anything_runs(
                 ([*codes[:-1], 2048], payload),
                 ([*codes[:-1], -1], payload),
                 (codes, b"junk"),
-                (codes, encode_codec_window(replace(window, past=window.past[:-2]))),
-                (codes, encode_codec_window(replace(window, past=b"\x00\x08" + window.past[2:]))),
-                (codes, encode_codec_window(replace(window, first_frame=-1))),
-                (codes, encode_codec_window(replace(window, stream=""))),
+                (codes, replace(window, past=window.past[:-2]).encode()),
+                (codes, replace(window, past=b"\x00\x08" + window.past[2:]).encode()),
+                (codes, replace(window, first_frame=-1).encode()),
+                (codes, replace(window, stream="").encode()),
                 (codes, later),
             )
         )

@@ -13,14 +13,10 @@ from omni_server.family import Prompt
 from omni_server.types import ChatMessage, FunctionTool, TextPart
 from stages.chat_prompts import PlainText, with_tools
 
-IMAGE_SYSTEM_PROMPT = (
-    "You write prompts for a model that generates images. Describe the image that the user asks for in one "
-    "paragraph: what it shows, its composition, light, colours and style. Write the description only."
-)
-"""For chats that ask for an image and have no system message."""
-
 
 class TextModel:
+    """Any language model of vLLM's whose folder has a chat template."""
+
     def __init__(self, folder: Path) -> None:
         """Raises `ConfigError` without a chat template or an end token."""
         from transformers import AutoTokenizer
@@ -31,14 +27,9 @@ class TextModel:
         self._tokens = tuple(self._tokenizer.get_added_vocab())
         self.stop_ids = _stop_ids(folder)
 
-    def prompt(
-        self, messages: Sequence[ChatMessage], *, for_image: bool, tools: Sequence[FunctionTool] = ()
-    ) -> Prompt:
-        """With `for_image`, adds a system prompt unless the chat has one. Raises `InvalidRequestError` if the
-        template refuses the chat or the text cannot be encoded."""
+    def prompt(self, messages: Sequence[ChatMessage], *, tools: Sequence[FunctionTool] = ()) -> Prompt:
+        """Raises `InvalidRequestError` if the template refuses the chat or the text cannot be encoded."""
         plain = PlainText(self._tokens)
-        if for_image and all(message.role != "system" for message in messages):
-            messages = (ChatMessage("system", (TextPart(IMAGE_SYSTEM_PROMPT),)), *messages)
         marked = [
             replace(message, content=(TextPart(plain.marked(_text_of(message))),)) for message in messages
         ]

@@ -6,7 +6,7 @@ import pytest
 from transformers import Qwen2_5OmniConfig, Qwen3OmniMoeConfig
 
 from omni_server.errors import ConfigError
-from stages.media_positions import check_talker_positions
+from stages.qwen_omni.media_positions import check_talker_positions
 
 
 def config(family: type, **of_talker: int) -> Any:

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from omni_server.errors import ConfigError
-from stages.audio_in_video import IS_AUDIO, SECONDS_PER_GRID, has_track
+from stages.qwen_omni.audio_in_video import IS_AUDIO, SECONDS_PER_GRID, has_track
 from stages.runtime.fractional_positions import with_delta
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from omni_server.reference import Difference
-from stages.forced_reference import ForcedChoice
+from stages.qwen_omni.forced_reference import ForcedChoice
 
 SCORES = torch.tensor([[0.5, 3.0, -torch.inf, 1.0]])
 NO_IDS = torch.zeros(1, 0, dtype=torch.long)

@@ -1,20 +1,117 @@
 """What the families' references share: transformers, decoding greedily but forced along this server's answer.
 
+`ForcedReference` is the one implementation of the right answers: `omni-server verify` forces it along an answer,
+and the parity tests let it generate freely.
+
 It is forced token by token and records every step at which it would have chosen another token. Forcing
 changes nothing as long as it agrees, so no difference means equal answers. After a first difference, where
 two free generations would have nothing in common any more, the comparison continues.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
+import transformers
 from PIL import Image
-from transformers import BatchFeature, LogitsProcessor, LogitsProcessorList
+from transformers import AutoProcessor, BatchFeature, LogitsProcessor, LogitsProcessorList
 
-from omni_server.reference import Difference
+from omni_server.reference import Difference, ReferenceAnswer, ReferenceJob
 from omni_server.types import AudioPart, ChatMessage, ContentPart, ImagePart, VideoPart
 from stages.chat_prompts import template_part
+
+
+class NothingToSpeakError(Exception):
+    """Exits `generate` where transformers fails on an empty tensor: the answer is silence."""
+
+
+class ForcedReference(ABC):
+    """Implements `omni_server.reference.Reference` for models of a thinker, a talker and a decoder."""
+
+    model_class: Any
+    """Of transformers."""
+    text_ends: tuple[int, ...]
+    """Tokens that end the text."""
+
+    def __init__(self, folder: Path, *, device: str, dtype: str) -> None:
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        self.processor: Any = AutoProcessor.from_pretrained(folder)
+        self.model: Any = self.model_class.from_pretrained(folder, dtype=dtype).eval().to(device)
+        self.repair()
+
+    @abstractmethod
+    def repair(self) -> None:
+        """Changes processor and model where transformers deviates from its authors' model. `generate` then
+        raises `NothingToSpeakError` for silence. Sets `text_ends`."""
+
+    @abstractmethod
+    def speak(
+        self, inputs: BatchFeature, job: ReferenceJob, text: dict[str, object]
+    ) -> tuple[tuple[Difference, ...], npt.NDArray[np.float32]]:
+        """Returns the differences in the codes, and the waveform. `text`: arguments for the thinker's
+        `generate`."""
+
+    def spoken_messages(self, messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+        """Returns the messages of a chat that is answered by voice."""
+        return messages
+
+    def prompt(self, messages: Sequence[ChatMessage]) -> BatchFeature:
+        return moved(processed(self.processor, messages), self.model.device, self.model.thinker.dtype)
+
+    def generate(
+        self,
+        inputs: BatchFeature,
+        messages: Sequence[ChatMessage],
+        voice: str,
+        thinker: dict[str, object],
+        talker: dict[str, object],
+    ) -> npt.NDArray[np.float32]:
+        """Returns the waveform [num_samples], empty for silence. `thinker` and `talker`: arguments for their
+        `generate`."""
+        try:
+            _, waveform = self.model.generate(
+                **inputs,
+                speaker=voice,
+                use_audio_in_video=hears_videos(messages),
+                **{f"thinker_{name}": value for name, value in thinker.items()},
+                **{f"talker_{name}": value for name, value in talker.items()},
+            )
+        except NothingToSpeakError:
+            return np.zeros(0, np.float32)
+        samples: npt.NDArray[np.float32] = waveform.flatten().float().cpu().numpy()
+        return samples
+
+    @torch.inference_mode()
+    def answer(self, job: ReferenceJob) -> ReferenceAnswer:
+        """Raises what transformers raises."""
+        messages = job.messages if job.voice is None else self.spoken_messages(job.messages)
+        inputs = self.prompt(messages)
+        given_ids = None
+        if job.given_text is not None:
+            tokenized = self.processor.tokenizer(job.given_text, add_special_tokens=False)
+            given_ids = tuple(tokenized["input_ids"])
+            # The thinker's last token is not spoken, so an end token follows the text.
+            text = ForcedChoice([*one_each(given_ids), self.text_ends])
+        else:
+            text = ForcedChoice(forced_steps(job.text_ids, self.text_ends, job.max_text_tokens))
+        arguments = along(text, self.text_ends, job.repetition_penalties["thinker"])
+        codes, waveform = tuple[Difference, ...](), np.zeros(0, np.float32)
+        if job.voice is None:
+            self.model.thinker.generate(**inputs, **arguments, use_audio_in_video=hears_videos(messages))
+        else:
+            codes, waveform = self.speak(inputs, job, arguments)
+        return ReferenceAnswer(
+            prompt_tokens=inputs["input_ids"].shape[1],
+            text=tuple(text.differences) if given_ids is None else (),
+            given_ids=given_ids,
+            codes=codes,
+            waveform=waveform,
+        )
 
 
 class ForcedChoice(LogitsProcessor):
@@ -55,19 +152,15 @@ def one_each(ids: Sequence[int]) -> list[tuple[int, ...]]:
     return [(token,) for token in ids]
 
 
-def along(choice: ForcedChoice, repetition_penalty: float) -> dict[str, object]:
+def along(choice: ForcedChoice, ends: Sequence[int], repetition_penalty: float) -> dict[str, object]:
     """Arguments for `generate`."""
     return {
+        "eos_token_id": list(ends),
         "repetition_penalty": repetition_penalty,
         "do_sample": False,
         "max_new_tokens": choice.num_steps,
         "logits_processor": LogitsProcessorList([choice]),
     }
-
-
-def prefixed(prefix: str, arguments: dict[str, object]) -> dict[str, object]:
-    """Arguments for the whole model's `generate`, which hands them to one of its parts."""
-    return {f"{prefix}_{name}": value for name, value in arguments.items()}
 
 
 def processed(processor: Any, messages: Sequence[ChatMessage]) -> BatchFeature:

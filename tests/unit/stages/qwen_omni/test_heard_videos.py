@@ -24,17 +24,18 @@ from vllm.multimodal.processing import BaseMultiModalProcessor
 
 from omni_server.family import AUDIO_TRACK, SAMPLED_FPS
 from omni_server.types import AudioPart, ChatMessage, ContentPart, TextPart, VideoPart
+from omni_server.verify.cases import rising_tone
 from stages import qwen2_5_omni, qwen3_omni
-from stages.audio_in_video import FEATURES
 from stages.chat_prompts import PromptRenderer
-from stages.forced_reference import hears_videos, processed
 from stages.qwen2_5_omni.hf_overrides import thinker_config as qwen2_5_thinker_config
 from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
 from stages.qwen3_omni.hf_overrides import thinker_config as qwen3_thinker_config
 from stages.qwen3_omni.thinker import Qwen3OmniThinker
+from stages.qwen_omni.audio_in_video import FEATURES
+from stages.qwen_omni.forced_reference import hears_videos, processed
 from stages.runtime.fractional_positions import unpacked
 from tests.checkpoints.write import make_demo_checkpoint
-from tests.reference.synthetic_media import chirp, heard, sliding_tiles, tiles
+from tests.reference.synthetic_media import heard, sliding_tiles, tiles
 
 WIDTH = 8
 """Of the embeddings that stand in for the encoders'."""
@@ -152,10 +153,10 @@ def test_the_tokens_of_a_heard_video_are_in_the_order_of_the_checkpoints_process
     frames."""
     first, second = sliding_tiles(10, 56, 84, fps), sliding_tiles(6, 56, 84, fps)
     parts = (
-        chirp(0.4, 300),
-        heard(first, chirp(5.03, 600)),
-        chirp(1.2, 500),
-        heard(second, chirp(2.2, 400)),
+        rising_tone(0.4, 300),
+        heard(first, rising_tone(5.03, 600)),
+        rising_tone(1.2, 500),
+        heard(second, rising_tone(2.2, 400)),
         TextPart("Which is louder?"),
     )
     expected = processed(thinker.processor, [ChatMessage("user", parts)])["input_ids"][0].tolist()
@@ -164,7 +165,7 @@ def test_the_tokens_of_a_heard_video_are_in_the_order_of_the_checkpoints_process
 
 def test_videos_with_and_without_a_track_may_be_encoded_in_steps_of_their_own(thinker: Thinker) -> None:
     frames = sliding_tiles(4, 56, 84)
-    result = thinker.processed((heard(frames, chirp(2.0, 300)), frames))
+    result = thinker.processed((heard(frames, rising_tone(2.0, 300)), frames))
     with_track, without = result["mm_kwargs"]["video"]
     first, second = result["mm_placeholders"]["video"]
     ones = {thinker.model.config.video_token_id: 1, thinker.model.config.audio_token_id: -1}
@@ -175,10 +176,10 @@ def test_videos_with_and_without_a_track_may_be_encoded_in_steps_of_their_own(th
 
 @pytest.mark.parametrize("num_samples", [100, 200])
 def test_a_track_too_short_for_a_token_is_told(thinker: Thinker, num_samples: int) -> None:
-    track = AudioPart(chirp(1.0, 300).samples[:num_samples], 16_000)
+    track = AudioPart(rising_tone(1.0, 300).samples[:num_samples], 16_000)
     frames = sliding_tiles(4, 56, 84)
     with pytest.raises(ValueError, match="too short to be represented"):
-        thinker.processed((heard(frames, track), heard(frames, chirp(2.0, 300))))
+        thinker.processed((heard(frames, track), heard(frames, rising_tone(2.0, 300))))
 
 
 def reference_positions(thinker: Thinker, messages: Sequence[ChatMessage]) -> tuple[list[int], torch.Tensor]:
@@ -227,7 +228,7 @@ def test_positions_are_those_of_the_reference(
     thinker: Thinker, num_frames: int, width: int, seconds: float
 ) -> None:
     """Also if a video's largest position is not in its last piece, from which the reference continues."""
-    video = heard(sliding_tiles(num_frames, 56, width), chirp(seconds, 300))
+    video = heard(sliding_tiles(num_frames, 56, width), rising_tone(seconds, 300))
     check_positions(
         thinker, (TextPart("Look: "), video, TextPart("and "), video, TextPart("Which is louder?"))
     )
@@ -244,13 +245,13 @@ def test_positions_of_a_video_are_those_of_the_reference_at_every_rate(thinker: 
     check_positions(
         thinker,
         (
-            chirp(0.4, 300),
+            rising_tone(0.4, 300),
             TextPart("Look: "),
             frames,
             TextPart("and "),
             tiles(56, 84),
             frames,
-            chirp(1.2, 500),
+            rising_tone(1.2, 500),
             TextPart("?"),
         ),
     )
@@ -260,8 +261,8 @@ def test_positions_of_a_video_are_those_of_the_reference_at_every_rate(thinker: 
 def test_positions_of_a_heard_video_are_those_of_the_reference_at_every_rate(
     thinker: Thinker, fps: float
 ) -> None:
-    video = heard(sliding_tiles(14, 56, 84, fps), chirp(4.0, 300))
-    check_positions(thinker, (tiles(84, 56), video, chirp(0.4, 300), TextPart("and "), video))
+    video = heard(sliding_tiles(14, 56, 84, fps), rising_tone(4.0, 300))
+    check_positions(thinker, (tiles(84, 56), video, rising_tone(0.4, 300), TextPart("and "), video))
 
 
 def test_each_video_of_a_chat_has_its_own_rate(thinker: Thinker) -> None:
