@@ -32,7 +32,7 @@ class Outbox:
         self._empty.set()
 
     def put(self, kind: type[BaseModel], **fields: object) -> None:
-        """`kind` is an event of `openai.types.realtime`; its `type` and an `event_id` are added to `fields`."""
+        """`kind` is an event of `openai.types.realtime`; its `type` and an `event_id` join `fields`."""
         if self._is_overflowing:
             return
         [name] = get_args(kind.model_fields["type"].annotation)

@@ -1,7 +1,7 @@
 """The objects inside the events that the server sends.
 
-Events are those of `openai.types.realtime`. Clients break on unknown event types, so there are no others. Only
-fields that are set are sent, so a null that clients expect is set.
+Events are those of `openai.types.realtime`. Clients break on unknown event types, so there are no others.
+Only fields that are set are sent, so a null that clients expect is set.
 """
 
 import uuid
