@@ -11,13 +11,8 @@ from fastapi import APIRouter, Request, Response
 
 from omni_server.api.answer_stream import close_all, follow, follow_choices, total_usage
 from omni_server.api.config import ApiConfig
-from omni_server.api.forms import Form, read_form
-from omni_server.api.images.edit_form import (
-    EDIT_FORM_LIMITS,
-    MAX_INPUT_IMAGES,
-    edit_form_body,
-    parse_edit_form,
-)
+from omni_server.api.forms import Form, FormLimits, form_body, parse_form, read_form
+from omni_server.api.image_options import MAX_PROMPT_CHARACTERS
 from omni_server.api.images.files import ImageWriter, Pixels, size_of
 from omni_server.api.images.parse import (
     ImageLimits,
@@ -29,6 +24,7 @@ from omni_server.api.images.parse import (
 from omni_server.api.images.schemas import (
     CompletedEvent,
     GeneratedImage,
+    ImageEditForm,
     ImageFields,
     ImageRequest,
     ImagesResponse,
@@ -54,6 +50,30 @@ _EXAMPLES: dict[str, dict[str, object]] = {
     "events": {"prompt": "A lighthouse at dusk", "stream": True},
 }
 
+MAX_IMAGE_BYTES = 50_000_000
+"""Of a file; OpenAI's limit."""
+MAX_INPUT_IMAGES = 16
+"""OpenAI's limit."""
+_MAX_BYTES_PER_CHARACTER = 4
+_EDIT_FORM_LIMITS = FormLimits(
+    MAX_IMAGE_BYTES,
+    max_files=MAX_INPUT_IMAGES + 2,  # a mask and a markup, which are refused
+    max_field_bytes=MAX_PROMPT_CHARACTERS * _MAX_BYTES_PER_CHARACTER,
+    file_param="image",
+)
+_IN_EDIT_FORM = {
+    "lora": {
+        "type": "string",
+        "description": "Extension: an adapter of the model by its name, or JSON, as in a generation.",
+    },
+    "image": {
+        "type": "array",
+        "items": {"type": "string", "format": "binary"},
+        "minItems": 1,
+        "maxItems": MAX_INPUT_IMAGES,
+    },
+}
+
 EventKind = Literal["image_generation", "image_edit"]
 
 
@@ -77,7 +97,7 @@ class ImageService:
         model = generator.model_info
         if model.image_features.max_input_images == 0:  # before reading megabytes of body
             raise unsupported(f"The model '{model.name}' does not edit images.", "model")
-        form = await read_form(request, EDIT_FORM_LIMITS)
+        form = await read_form(request, _EDIT_FORM_LIMITS)
         return await until_disconnect(self._edit(generator, form), request.receive)
 
     async def _generate(self, generator: ObservedGenerator, given: object) -> Response:
@@ -92,7 +112,14 @@ class ImageService:
 
     async def _edit(self, generator: ObservedGenerator, form: Form) -> Response:
         model = generator.model_info
-        fields, files = parse_edit_form(form, min(MAX_INPUT_IMAGES, model.image_features.max_input_images))
+        fields, files = parse_form(form, ImageEditForm, "image")
+        max_images = min(MAX_INPUT_IMAGES, model.image_features.max_input_images)
+        if len(files) > max_images:
+            raise InvalidRequestError(
+                f"Invalid 'image': too many files. Expected {max_images} at most, but got {len(files)}.",
+                param="image",
+                code="array_above_max_length",
+            )
         output = image_output(fields, model, self._limits)
         with ExitStack() as held:
             try:
@@ -254,7 +281,7 @@ def images_router(
         "/edits",
         summary="Edit images, or combine several",
         responses=answers,
-        openapi_extra=edit_form_body(),
+        openapi_extra=form_body(ImageEditForm, _IN_EDIT_FORM, "image"),
     )
     async def edit_images(request: Request) -> Response:
         return await service.edit(request)

@@ -50,7 +50,8 @@ class ImageRequest(ImageFields):
 
 
 class ImageEditForm(ImageFields):
-    """The form's fields beside `image`. They come as strings, so "true" is a boolean and "0.2" a number."""
+    """The fields of the form except `image`. They come as strings, so "true" is a boolean and "0.2" is a
+    number."""
 
     input_fidelity: Literal["low"] | None = None
     """OpenAI's default. How faithful an edit is depends on the model alone."""
