@@ -18,14 +18,7 @@ from omni_server.api.answer_stream import follow
 from omni_server.api.errors import logged, unexpected_error
 from omni_server.api.realtime.audio_format import OutputEncoder
 from omni_server.api.realtime.conversation import Conversation, without_oldest
-from omni_server.api.realtime.items import (
-    AnswerText,
-    AssistantItem,
-    CallItem,
-    Item,
-    ItemStatus,
-    SpokenAudio,
-)
+from omni_server.api.realtime.items import AnswerText, AssistantItem, CallItem, Item, ItemStatus, SpokenAudio
 from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.server_events import (
     NO_USAGE,
@@ -289,14 +282,7 @@ class _Writer:
         item, index = self._output[-1], len(self._output) - 1
         if isinstance(item, CallItem) and delta.arguments:
             item.arguments += delta.arguments
-            self._outbox.put(
-                wire.ResponseFunctionCallArgumentsDeltaEvent,
-                response_id=self._plan.id,
-                item_id=item.id,
-                output_index=index,
-                call_id=item.call_id,
-                delta=delta.arguments,
-            )
+            self._put_call(wire.ResponseFunctionCallArgumentsDeltaEvent, index, item, delta=delta.arguments)
 
     def _end_call(self, status: ItemStatus) -> None:
         """Ends the call that is being written, if any."""
@@ -306,15 +292,8 @@ class _Writer:
         index = len(self._output) - 1
         item.status = status
         if status == "completed":
-            self._outbox.put(
-                wire.ResponseFunctionCallArgumentsDoneEvent,
-                response_id=self._plan.id,
-                item_id=item.id,
-                output_index=index,
-                call_id=item.call_id,
-                name=item.name,
-                arguments=item.arguments,
-            )
+            kind = wire.ResponseFunctionCallArgumentsDoneEvent
+            self._put_call(kind, index, item, name=item.name, arguments=item.arguments)
         self._end(index)
 
     def _begin(self, item: AssistantItem | CallItem) -> None:
@@ -364,6 +343,12 @@ class _Writer:
             output_index=0,
             content_index=0,
             **fields,
+        )
+
+    def _put_call(self, kind: type[BaseModel], index: int, item: CallItem, **fields: object) -> None:
+        response_id, call_id = self._plan.id, item.call_id
+        self._outbox.put(
+            kind, response_id=response_id, item_id=item.id, output_index=index, call_id=call_id, **fields
         )
 
     def _put_item(self, kind: type[BaseModel], index: int, item: Item) -> None:

@@ -3,11 +3,7 @@
 import logging
 from contextlib import aclosing
 
-from openai.types.realtime import (
-    ConversationItemInputAudioTranscriptionCompletedEvent as TranscriptionCompleted,
-)
-from openai.types.realtime import ConversationItemInputAudioTranscriptionDeltaEvent as TranscriptionDelta
-from openai.types.realtime import ConversationItemInputAudioTranscriptionFailedEvent as TranscriptionFailed
+from openai.types import realtime as wire
 
 from omni_server.api.answer_stream import TaskRun
 from omni_server.api.errors import unexpected_error
@@ -40,7 +36,8 @@ async def transcribe(
 
 
 def report_failure(item_id: str, error: OmniError, outbox: Outbox) -> None:
-    outbox.put(TranscriptionFailed, item_id=item_id, content_index=0, error=failure(error))
+    kind = wire.ConversationItemInputAudioTranscriptionFailedEvent
+    outbox.put(kind, item_id=item_id, content_index=0, error=failure(error))
 
 
 async def _transcribe(
@@ -61,11 +58,12 @@ async def _transcribe(
             match event:
                 case TextDelta(text=text) if text:
                     transcript += text
-                    outbox.put(TranscriptionDelta, item_id=item_id, content_index=0, delta=text)
+                    kind = wire.ConversationItemInputAudioTranscriptionDeltaEvent
+                    outbox.put(kind, item_id=item_id, content_index=0, delta=text)
                 case Finished(usage=usage):
                     audio.transcript = transcript
                     outbox.put(
-                        TranscriptionCompleted,
+                        wire.ConversationItemInputAudioTranscriptionCompletedEvent,
                         item_id=item_id,
                         content_index=0,
                         transcript=transcript,
