@@ -9,6 +9,7 @@ from contextlib import ExitStack, aclosing
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
+from openai.types.audio.transcription import UsageDuration, UsageTokens, UsageTokensInputTokenDetails
 from pydantic import BaseModel, ConfigDict, Field
 
 from omni_server.api.answer_stream import TaskRun
@@ -73,27 +74,9 @@ class TranscriptionForm(BaseModel):
     """Not served."""
 
 
-class InputTokenDetails(BaseModel):
-    text_tokens: int
-    audio_tokens: int
-
-
-class TokenUsage(BaseModel):
-    type: Literal["tokens"]
-    input_tokens: int
-    input_token_details: InputTokenDetails
-    output_tokens: int
-    total_tokens: int
-
-
-class DurationUsage(BaseModel):
-    type: Literal["duration"]
-    seconds: float
-
-
 class Transcription(BaseModel):
     text: str
-    usage: TokenUsage
+    usage: UsageTokens
 
 
 class VerboseTranscription(BaseModel):
@@ -105,7 +88,7 @@ class VerboseTranscription(BaseModel):
     duration: float
     """Seconds."""
     text: str
-    usage: DurationUsage
+    usage: UsageDuration
 
 
 class TranscriptDelta(BaseModel):
@@ -116,7 +99,7 @@ class TranscriptDelta(BaseModel):
 class TranscriptDone(BaseModel):
     type: Literal["transcript.text.done"]
     text: str
-    usage: TokenUsage
+    usage: UsageTokens
 
 
 _DELTAS = FrameTemplate(lambda text: TranscriptDelta(type="transcript.text.delta", delta=text))
@@ -167,7 +150,7 @@ class TranscriptionService:
                 language="en" if to_english else fields.language or "und",
                 duration=seconds,
                 text=text,
-                usage=DurationUsage(type="duration", seconds=seconds),
+                usage=UsageDuration(type="duration", seconds=seconds),
             )
         return Response(answer.model_dump_json(), media_type="application/json")
 
@@ -266,14 +249,14 @@ async def _events(
         yield frame(TranscriptDone(type="transcript.text.done", text=text, usage=_usage(run.usages)))
 
 
-def _usage(usages: Sequence[Usage]) -> TokenUsage:
+def _usage(usages: Sequence[Usage]) -> UsageTokens:
     prompt_tokens = sum(usage.prompt.total for usage in usages)
     audio_tokens = sum(usage.prompt.audio for usage in usages)
     text_tokens = sum(usage.text_tokens for usage in usages)
-    return TokenUsage(
+    return UsageTokens(
         type="tokens",
         input_tokens=prompt_tokens,
-        input_token_details=InputTokenDetails(
+        input_token_details=UsageTokensInputTokenDetails(
             text_tokens=prompt_tokens - audio_tokens, audio_tokens=audio_tokens
         ),
         output_tokens=text_tokens,

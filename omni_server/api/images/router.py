@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
+from openai.types.images_response import Usage as ImageUsage
+from openai.types.images_response import UsageInputTokensDetails, UsageOutputTokensDetails
 
 from omni_server.api.answer_stream import close_all, follow, follow_choices, total_usage
 from omni_server.api.config import ApiConfig
@@ -28,9 +30,6 @@ from omni_server.api.images.schemas import (
     ImageFields,
     ImageRequest,
     ImagesResponse,
-    ImageUsage,
-    InputTokens,
-    OutputTokens,
     PartialImageEvent,
 )
 from omni_server.api.images.sizes import automatic_size
@@ -247,9 +246,9 @@ def _image_usage(usage: Usage) -> ImageUsage:
     prompt, num_written, num_generated = usage.prompt, usage.text_tokens, usage.image_tokens
     return ImageUsage(
         input_tokens=prompt.total,
-        input_tokens_details=InputTokens(image_tokens=prompt.image, text_tokens=prompt.text),
+        input_tokens_details=UsageInputTokensDetails(image_tokens=prompt.image, text_tokens=prompt.text),
         output_tokens=num_written + num_generated,
-        output_tokens_details=OutputTokens(image_tokens=num_generated, text_tokens=num_written),
+        output_tokens_details=UsageOutputTokensDetails(image_tokens=num_generated, text_tokens=num_written),
         total_tokens=prompt.total + num_written + num_generated,
     )
 

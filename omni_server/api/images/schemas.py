@@ -2,6 +2,7 @@
 
 from typing import Annotated, Literal
 
+from openai.types.images_response import Usage
 from pydantic import BaseModel, ConfigDict, Field
 
 from omni_server.api.image_options import MAX_PROMPT_CHARACTERS, ImageFormat, ImageOptions
@@ -57,27 +58,6 @@ class ImageEditForm(ImageFields):
     """OpenAI's default. How faithful an edit is depends on the model alone."""
 
 
-class InputTokens(BaseModel):
-    image_tokens: int
-    text_tokens: int
-    """Of a text model that writes the prompt. Pipelines do not report theirs."""
-
-
-class OutputTokens(BaseModel):
-    image_tokens: int
-    text_tokens: int
-
-
-class ImageUsage(BaseModel):
-    """In image tokens: squares of 16 x 16 pixels."""
-
-    input_tokens: int
-    input_tokens_details: InputTokens
-    output_tokens: int
-    total_tokens: int
-    output_tokens_details: OutputTokens
-
-
 class GeneratedImage(BaseModel):
     b64_json: str
     """Base64 of the file."""
@@ -92,7 +72,8 @@ class ImagesResponse(BaseModel):
     background: Literal["opaque"] = "opaque"
     output_format: ImageFormat
     size: str
-    usage: ImageUsage
+    usage: Usage
+    """In image tokens: squares of 16 x 16 pixels."""
 
 
 class ImageEvent(BaseModel):
@@ -115,4 +96,4 @@ class PartialImageEvent(ImageEvent):
 
 class CompletedEvent(ImageEvent):
     type: Literal["image_generation.completed", "image_edit.completed"]
-    usage: ImageUsage
+    usage: Usage
