@@ -1,17 +1,19 @@
-"""Multipart forms: reads them within bounds, in memory only, and describes them in OpenAPI."""
+"""Multipart forms: reads them within bounds, in memory only, validates them and describes them in OpenAPI."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
+from pydantic import BaseModel
 from python_multipart.multipart import parse_options_header
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from omni_server.api.validation import Model, missing_parameter, validate
 from omni_server.errors import InvalidRequestError, RequestTooLargeError
 
 MAX_FIELDS = 100
-"""Beside files."""
+"""Maximum number of non-file fields."""
 _MAX_OTHER_BYTES = 1024 * 1024
 """For everything but the files."""
 _CHARSETS = frozenset({b"utf-8", b"utf8", b"us-ascii", b"ascii", b"iso-8859-1", b"latin-1"})
@@ -115,12 +117,57 @@ def _too_large(limits: FormLimits) -> RequestTooLargeError:
     )
 
 
-def last_values(form: Form) -> dict[str, str]:
-    """The last value of each field. Empty fields count as absent."""
-    return {name: values[-1] for name, values in form.fields.items() if values[-1]}
+def parse_form(
+    form: Form, schema: type[Model], file_param: str, lists: Collection[str] = ()
+) -> tuple[Model, list[bytes]]:
+    """Returns the fields as a `schema`, and the files named `file_param`, at least one; files of other names
+    are fields. Names of files and `lists` may end in `[]`. Of other fields, the last value counts. Empty
+    optional fields count as absent. Raises `InvalidRequestError`."""
+    body: dict[str, object] = {}
+    has_text = False
+    for name, values in form.fields.items():
+        base, field = name.removesuffix("[]"), schema.model_fields.get(name)
+        if base == file_param:
+            has_text |= any(values)
+        elif base in lists:
+            body[base] = [value for value in values if value]
+        elif values[-1] or (field is not None and field.is_required()):
+            body[name] = values[-1]
+    files: list[bytes] = []
+    for name, contents in form.files.items():
+        if name.removesuffix("[]") == file_param:
+            files += contents
+        else:
+            body[name] = contents
+    fields = validate(schema, body)
+    if has_text:
+        raise InvalidRequestError(
+            f"Invalid type for '{file_param}': expected a file, but got a string instead.",
+            param=file_param,
+            code="invalid_type",
+        )
+    if not files:
+        raise missing_parameter(file_param)
+    return fields, files
 
 
-def form_field(field: dict[str, Any]) -> dict[str, Any]:
+def form_body(
+    schema: type[BaseModel], described: Mapping[str, object], file_param: str, lists: Collection[str] = ()
+) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads the form. `described` holds the JSON schemas of the files and of
+    fields that a form has in another way than JSON."""
+    form = schema.model_json_schema()
+    form.pop("$defs", None)
+    fields = {
+        f"{name}[]" if name in lists else name: _form_field(field)
+        for name, field in form["properties"].items()
+    }
+    form["properties"] = {**fields, **described}
+    form["required"] = [*form["required"], file_param]
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
+
+
+def _form_field(field: dict[str, Any]) -> dict[str, Any]:
     """The JSON schema of a form's optional field that is `field` in JSON. Replaces booleans, and null: unset
     form fields are empty or absent."""
     described = {key: value for key, value in field.items() if key != "default"}

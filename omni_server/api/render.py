@@ -7,6 +7,19 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from openai.types.chat import (
+    ChatCompletionAudio,
+    ChatCompletionMessageFunctionToolCall,
+    ChatCompletionTokenLogprob,
+)
+from openai.types.chat.chat_completion import ChoiceLogprobs
+from openai.types.chat.chat_completion_chunk import (
+    ChoiceDeltaAudio,
+    ChoiceDeltaToolCall,
+    ChoiceDeltaToolCallFunction,
+)
+from openai.types.chat.chat_completion_message_function_tool_call import Function
+from openai.types.chat.chat_completion_token_logprob import TopLogprob
 from pydantic import BaseModel, Field
 
 from omni_server.api.answer_stream import total_usage
@@ -62,26 +75,6 @@ class CompletionUsage(BaseModel):
     completion_tokens_details: CompletionTokensDetails
 
 
-class MessageAudio(BaseModel):
-    id: str
-    data: str
-    """Base64 of the file in the requested format."""
-    expires_at: int
-    transcript: str
-
-
-class FunctionCall(BaseModel):
-    name: str
-    arguments: str
-    """JSON, as the model wrote it."""
-
-
-class MessageToolCall(BaseModel):
-    id: str
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
 class ImageUrl(BaseModel):
     url: str
     """A `data:` URL."""
@@ -101,28 +94,13 @@ class AssistantMessage(BaseModel):
     content: str | None
     refusal: None = None
     annotations: list[str] = []
-    audio: MessageAudio | None
-    tool_calls: list[MessageToolCall] | None = Field(default=None, exclude_if=lambda calls: calls is None)
+    audio: ChatCompletionAudio | None
+    tool_calls: list[ChatCompletionMessageFunctionToolCall] | None = Field(
+        default=None, exclude_if=lambda calls: calls is None
+    )
     """Absent if the model called no tools."""
     images: list[MessageImage] | None = Field(default=None, exclude_if=lambda images: images is None)
     """Absent unless `modalities` ask for an image."""
-
-
-class TopLogprob(BaseModel):
-    token: str
-    logprob: float
-    """Natural logarithm; -9999 if a constraint excludes it."""
-    bytes: list[int] | None
-    """The token's text in UTF-8, which may end inside a character; null for a special token."""
-
-
-class ContentLogprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
-
-
-class ChoiceLogprobs(BaseModel):
-    content: list[ContentLogprob]
-    refusal: None = None
 
 
 class Choice(BaseModel):
@@ -142,31 +120,12 @@ class ChatCompletion(BaseModel):
     usage: CompletionUsage
 
 
-class DeltaAudio(BaseModel):
-    id: str | None = None
-    transcript: str | None = None
-    data: str | None = None
-    expires_at: int | None = None
-
-
-class DeltaFunction(BaseModel):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class DeltaToolCall(BaseModel):
-    index: int
-    id: str | None = None
-    type: Literal["function"] | None = None
-    function: DeltaFunction
-
-
 class Delta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
     refusal: None = None
-    audio: DeltaAudio | None = None
-    tool_calls: list[DeltaToolCall] | None = None
+    audio: ChoiceDeltaAudio | None = None
+    tool_calls: list[ChoiceDeltaToolCall] | None = None
     images: list[MessageImage] | None = None
 
 
@@ -263,7 +222,7 @@ def completion_usage(usage: Usage) -> CompletionUsage:
 def choice_logprobs(tokens: Sequence[SampledToken]) -> ChoiceLogprobs:
     return ChoiceLogprobs(
         content=[
-            ContentLogprob(
+            ChatCompletionTokenLogprob(
                 **_logprob(token.sampled).model_dump(), top_logprobs=list(map(_logprob, token.top))
             )
             for token in tokens
@@ -318,11 +277,13 @@ class CollectedChoice:
         """All audio, float32 [n]."""
         return np.concatenate(self._audio)
 
-    def rendered(self, index: int, answer: Answer, audio: MessageAudio | None) -> Choice:
+    def rendered(self, index: int, answer: Answer, audio: ChatCompletionAudio | None) -> Choice:
         assert self._finished is not None
         is_spoken_only = audio is not None and not answer.text_in_content
         calls = [
-            MessageToolCall(id=call_id, function=FunctionCall(name=name, arguments="".join(pieces)))
+            ChatCompletionMessageFunctionToolCall(
+                id=call_id, type="function", function=Function(name=name, arguments="".join(pieces))
+            )
             for call_id, name, pieces in self._calls
         ]
         images: list[MessageImage] | None = None
@@ -351,7 +312,9 @@ def render_completion(
     if audio_file is not None:
         assert answer.audio_id is not None
         data = base64.b64encode(audio_file).decode("ascii")
-        audio = MessageAudio(id=answer.audio_id, data=data, expires_at=expires_at, transcript=choices[0].text)
+        audio = ChatCompletionAudio(
+            id=answer.audio_id, data=data, expires_at=expires_at, transcript=choices[0].text
+        )
     completion = ChatCompletion(
         id=answer.id,
         created=answer.created,
@@ -381,7 +344,7 @@ class ChoiceRenderer:
         self._text_frames: FrameTemplate | None = None
         if not (self._has_audio and self._answer.text_in_content):
             self._text_frames = FrameTemplate(lambda text: self._chunk(self._text_delta(text)))
-        self._audio_frames = FrameTemplate(lambda data: self._chunk(Delta(audio=DeltaAudio(data=data))))
+        self._audio_frames = FrameTemplate(lambda data: self._chunk(Delta(audio=ChoiceDeltaAudio(data=data))))
 
     def opening(self) -> bytes:
         content = "" if not self._has_audio or self._answer.text_in_content else None
@@ -389,7 +352,7 @@ class ChoiceRenderer:
             content = None
         delta = Delta(role="assistant", content=content, refusal=None)
         if self._is_audio_open:
-            delta.audio = DeltaAudio(id=self._answer.audio_id, transcript="")
+            delta.audio = ChoiceDeltaAudio(id=self._answer.audio_id, transcript="")
         return frame(self._chunk(delta))
 
     def text(self, text: str, tokens: Sequence[SampledToken] = ()) -> bytes:
@@ -413,10 +376,11 @@ class ChoiceRenderer:
 
     def tool_call(self, piece: ToolCallDelta) -> bytes:
         self._has_calls = True
-        call = DeltaToolCall(index=piece.index, function=DeltaFunction(arguments=piece.arguments))
+        function = ChoiceDeltaToolCallFunction(arguments=piece.arguments)
+        call = ChoiceDeltaToolCall(index=piece.index, function=function)
         if piece.call_id is not None:
             call.id, call.type = piece.call_id, "function"
-            call.function.name = piece.name
+            function.name = piece.name
         return frame(self._chunk(Delta(tool_calls=[call])))
 
     def closing(self, last_audio: bytes, expires_at: int, finish_reason: FinishReason) -> Iterator[bytes]:
@@ -424,17 +388,17 @@ class ChoiceRenderer:
         output."""
         if self._has_audio and not self._is_audio_open and not self._has_calls:
             self._is_audio_open = True
-            yield frame(self._chunk(Delta(audio=DeltaAudio(id=self._answer.audio_id, transcript=""))))
+            yield frame(self._chunk(Delta(audio=ChoiceDeltaAudio(id=self._answer.audio_id, transcript=""))))
         if self._is_audio_open:
             # One frame, since only the last one may end in padding.
             yield self._audio(self._base64.push(last_audio) + self._base64.flush())
-            yield frame(self._chunk(Delta(audio=DeltaAudio(expires_at=expires_at))))
+            yield frame(self._chunk(Delta(audio=ChoiceDeltaAudio(expires_at=expires_at))))
         yield frame(self._chunk(Delta(), finish_reason))
 
     def _text_delta(self, text: str) -> Delta:
         if not self._has_audio:
             return Delta(content=text)
-        audio = DeltaAudio(transcript=text)
+        audio = ChoiceDeltaAudio(transcript=text)
         return Delta(content=text, audio=audio) if self._answer.text_in_content else Delta(audio=audio)
 
     def _audio(self, data: str) -> bytes:

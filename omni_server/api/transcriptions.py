@@ -1,55 +1,82 @@
 """`POST /v1/audio/transcriptions` and `/v1/audio/translations`: the model transcribes audio."""
 
 import logging
+import re
 import unicodedata
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
+from openai.types.audio.transcription import UsageDuration, UsageTokens, UsageTokensInputTokenDetails
+from pydantic import BaseModel, ConfigDict, Field
 
 from omni_server.api.answer_stream import TaskRun
 from omni_server.api.config import ApiConfig
-from omni_server.api.forms import Form, FormLimits, read_form
+from omni_server.api.forms import Form, FormLimits, form_body, parse_form, read_form
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import GENERATION_ERRORS, OpenApi, any_of, event_stream
+from omni_server.api.parse import check_model, check_transcribes
 from omni_server.api.sampling import text_sampling
+from omni_server.api.schemas import NonEmpty
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, FrameTemplate, frame, until_disconnect
-from omni_server.api.transcription_form import form_body, parse_transcription_form
+from omni_server.api.validation import unsupported, unsupported_choice
 from omni_server.audio.cut import cut_at_pauses
 from omni_server.errors import InvalidRequestError
-from omni_server.types import AudioPart, Finished, OmniRequest, SamplingConfig, TextDelta, Transcribe, Usage
+from omni_server.types import (
+    AudioPart,
+    Finished,
+    ModelInfo,
+    OmniRequest,
+    SamplingConfig,
+    TextDelta,
+    Transcribe,
+    Usage,
+)
 
 logger = logging.getLogger(__name__)
 
 _PIECE_SECONDS = 30.0
 """Longer recordings are split: speech recognition is trained on audio of at most this length."""
+_TEXT_FORMATS = ("json", "text", "verbose_json")
+_LANGUAGE_PATTERN = "^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$"
+_LISTS = ("timestamp_granularities", "include")
+_WHY_NOT = {
+    "srt": "the model gives no timestamps",
+    "vtt": "the model gives no timestamps",
+    "diarized_json": "the model does not tell speakers apart",
+}
+_LANGUAGE = re.compile(_LANGUAGE_PATTERN)
 
 
-class InputTokenDetails(BaseModel):
-    text_tokens: int
-    audio_tokens: int
+class TranscriptionForm(BaseModel):
+    """The fields of the form except `file`. They come as strings, so that "true" is a boolean and "0.2" a
+    number; those that are not listed are ignored, as clients send many."""
 
+    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
 
-class TokenUsage(BaseModel):
-    type: Literal["tokens"]
-    input_tokens: int
-    input_token_details: InputTokenDetails
-    output_tokens: int
-    total_tokens: int
-
-
-class DurationUsage(BaseModel):
-    type: Literal["duration"]
-    seconds: float
+    model: NonEmpty
+    language: Annotated[str, Field(json_schema_extra={"pattern": _LANGUAGE_PATTERN})] | None = None
+    """ISO 639-1 code of the language that is spoken, if it is known. Transcriptions only."""
+    prompt: Annotated[str, Field(max_length=4096)] | None = None
+    """Words that may occur, or the text before."""
+    response_format: Annotated[str, Field(json_schema_extra={"enum": [*_TEXT_FORMATS]})] | None = None
+    """`json` is the default."""
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    """0 (default) takes the likeliest words."""
+    stream: bool | None = None
+    """Transcriptions only; translations refuse `true`."""
+    timestamp_granularities: Annotated[list[str], Field(json_schema_extra={"maxItems": 0})] | None = None
+    """Not served: the model gives no timestamps."""
+    include: Annotated[list[str], Field(json_schema_extra={"maxItems": 0})] | None = None
+    """Not served."""
 
 
 class Transcription(BaseModel):
     text: str
-    usage: TokenUsage
+    usage: UsageTokens
 
 
 class VerboseTranscription(BaseModel):
@@ -61,7 +88,7 @@ class VerboseTranscription(BaseModel):
     duration: float
     """Seconds."""
     text: str
-    usage: DurationUsage
+    usage: UsageDuration
 
 
 class TranscriptDelta(BaseModel):
@@ -72,7 +99,7 @@ class TranscriptDelta(BaseModel):
 class TranscriptDone(BaseModel):
     type: Literal["transcript.text.done"]
     text: str
-    usage: TokenUsage
+    usage: UsageTokens
 
 
 _DELTAS = FrameTemplate(lambda text: TranscriptDelta(type="transcript.text.delta", delta=text))
@@ -93,7 +120,7 @@ class TranscriptionService:
 
     async def _answer(self, form: Form, *, to_english: bool) -> Response:
         generator = self._state.require_generator()
-        fields, file = parse_transcription_form(form, generator.model_info, to_english=to_english)
+        fields, file = _parse_form(form, generator.model_info, to_english=to_english)
         sampling = text_sampling(SamplingConfig(temperature=fields.temperature or 0.0), generator.model_info)
         with ExitStack() as held:
             audio = await self._load(file, held)
@@ -123,7 +150,7 @@ class TranscriptionService:
                 language="en" if to_english else fields.language or "und",
                 duration=seconds,
                 text=text,
-                usage=DurationUsage(type="duration", seconds=seconds),
+                usage=UsageDuration(type="duration", seconds=seconds),
             )
         return Response(answer.model_dump_json(), media_type="application/json")
 
@@ -136,6 +163,45 @@ class TranscriptionService:
                 param="file",
                 code=error.code,
             ) from None
+
+
+def _parse_form(form: Form, model: ModelInfo, *, to_english: bool) -> tuple[TranscriptionForm, bytes]:
+    """Returns the checked fields and the file. `to_english` means a translation. Raises
+    `InvalidRequestError` or `ModelNotFoundError`."""
+    body, files = parse_form(form, TranscriptionForm, "file", _LISTS)
+    check_model(body.model, model)
+    check_transcribes(model)
+    text_format = body.response_format
+    if text_format is not None and text_format not in _TEXT_FORMATS:
+        reason = f" ({_WHY_NOT[text_format]})" if text_format in _WHY_NOT else ""
+        raise unsupported_choice("response_format", text_format, _TEXT_FORMATS, reason)
+    if body.stream and to_english:
+        raise unsupported("'stream' is not supported for translations.", "stream")
+    if body.stream and text_format == "verbose_json":
+        raise InvalidRequestError(
+            "'stream' is allowed only with the response formats 'json' and 'text'.", param="stream"
+        )
+    if body.timestamp_granularities and text_format != "verbose_json":
+        raise InvalidRequestError(
+            "'timestamp_granularities' is allowed only with the response format 'verbose_json'.",
+            param="timestamp_granularities[]",
+        )
+    if body.timestamp_granularities:
+        raise unsupported(
+            "'timestamp_granularities' is not supported: the model gives no timestamps.",
+            "timestamp_granularities[]",
+        )
+    if body.include:
+        raise unsupported("'include' is not supported.", "include[]")
+    if body.language is not None:
+        if _LANGUAGE.fullmatch(body.language) is None:
+            raise InvalidRequestError(
+                f"Invalid language '{body.language[:64]}'. "
+                "Language parameter must be specified in ISO-639-1 format.",
+                param="language",
+            )
+        body.language = body.language.partition("-")[0].lower()
+    return body, files[-1]
 
 
 async def _deltas(run: TaskRun, name: str, heartbeat_s: float | None = None) -> AsyncGenerator[str, None]:
@@ -183,14 +249,14 @@ async def _events(
         yield frame(TranscriptDone(type="transcript.text.done", text=text, usage=_usage(run.usages)))
 
 
-def _usage(usages: Sequence[Usage]) -> TokenUsage:
+def _usage(usages: Sequence[Usage]) -> UsageTokens:
     prompt_tokens = sum(usage.prompt.total for usage in usages)
     audio_tokens = sum(usage.prompt.audio for usage in usages)
     text_tokens = sum(usage.text_tokens for usage in usages)
-    return TokenUsage(
+    return UsageTokens(
         type="tokens",
         input_tokens=prompt_tokens,
-        input_token_details=InputTokenDetails(
+        input_token_details=UsageTokensInputTokenDetails(
             text_tokens=prompt_tokens - audio_tokens, audio_tokens=audio_tokens
         ),
         output_tokens=text_tokens,
@@ -221,7 +287,8 @@ _TRANSCRIPTION: OpenApi = _TRANSLATION | {
 def transcriptions_router(state: ServerState, config: ApiConfig, media: MediaLoader) -> APIRouter:
     router = APIRouter(prefix="/v1/audio", tags=["audio"])
     service = TranscriptionService(state, config, media)
-    body = form_body()
+    file = {"file": {"type": "string", "format": "binary"}}
+    body = form_body(TranscriptionForm, file, "file", _LISTS)
 
     @router.post(
         "/transcriptions",

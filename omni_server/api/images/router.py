@@ -8,16 +8,13 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
+from openai.types.images_response import Usage as ImageUsage
+from openai.types.images_response import UsageInputTokensDetails, UsageOutputTokensDetails
 
 from omni_server.api.answer_stream import close_all, follow, follow_choices, total_usage
 from omni_server.api.config import ApiConfig
-from omni_server.api.forms import Form, read_form
-from omni_server.api.images.edit_form import (
-    EDIT_FORM_LIMITS,
-    MAX_INPUT_IMAGES,
-    edit_form_body,
-    parse_edit_form,
-)
+from omni_server.api.forms import Form, FormLimits, form_body, parse_form, read_form
+from omni_server.api.image_options import MAX_PROMPT_CHARACTERS
 from omni_server.api.images.files import ImageWriter, Pixels, size_of
 from omni_server.api.images.parse import (
     ImageLimits,
@@ -29,12 +26,10 @@ from omni_server.api.images.parse import (
 from omni_server.api.images.schemas import (
     CompletedEvent,
     GeneratedImage,
+    ImageEditForm,
     ImageFields,
     ImageRequest,
     ImagesResponse,
-    ImageUsage,
-    InputTokens,
-    OutputTokens,
     PartialImageEvent,
 )
 from omni_server.api.images.sizes import automatic_size
@@ -52,6 +47,30 @@ from omni_server.types import Finished, ImagePart, Usage
 _EXAMPLES: dict[str, dict[str, object]] = {
     "image": {"prompt": "A lighthouse at dusk", "seed": 1},
     "events": {"prompt": "A lighthouse at dusk", "stream": True},
+}
+
+MAX_IMAGE_BYTES = 50_000_000
+"""Of a file; OpenAI's limit."""
+MAX_INPUT_IMAGES = 16
+"""OpenAI's limit."""
+_MAX_BYTES_PER_CHARACTER = 4
+_EDIT_FORM_LIMITS = FormLimits(
+    MAX_IMAGE_BYTES,
+    max_files=MAX_INPUT_IMAGES + 2,  # a mask and a markup, which are refused
+    max_field_bytes=MAX_PROMPT_CHARACTERS * _MAX_BYTES_PER_CHARACTER,
+    file_param="image",
+)
+_IN_EDIT_FORM = {
+    "lora": {
+        "type": "string",
+        "description": "Extension: an adapter of the model by its name, or JSON, as in a generation.",
+    },
+    "image": {
+        "type": "array",
+        "items": {"type": "string", "format": "binary"},
+        "minItems": 1,
+        "maxItems": MAX_INPUT_IMAGES,
+    },
 }
 
 EventKind = Literal["image_generation", "image_edit"]
@@ -77,7 +96,7 @@ class ImageService:
         model = generator.model_info
         if model.image_features.max_input_images == 0:  # before reading megabytes of body
             raise unsupported(f"The model '{model.name}' does not edit images.", "model")
-        form = await read_form(request, EDIT_FORM_LIMITS)
+        form = await read_form(request, _EDIT_FORM_LIMITS)
         return await until_disconnect(self._edit(generator, form), request.receive)
 
     async def _generate(self, generator: ObservedGenerator, given: object) -> Response:
@@ -92,7 +111,14 @@ class ImageService:
 
     async def _edit(self, generator: ObservedGenerator, form: Form) -> Response:
         model = generator.model_info
-        fields, files = parse_edit_form(form, min(MAX_INPUT_IMAGES, model.image_features.max_input_images))
+        fields, files = parse_form(form, ImageEditForm, "image")
+        max_images = min(MAX_INPUT_IMAGES, model.image_features.max_input_images)
+        if len(files) > max_images:
+            raise InvalidRequestError(
+                f"Invalid 'image': too many files. Expected {max_images} at most, but got {len(files)}.",
+                param="image",
+                code="array_above_max_length",
+            )
         output = image_output(fields, model, self._limits)
         with ExitStack() as held:
             try:
@@ -220,9 +246,9 @@ def _image_usage(usage: Usage) -> ImageUsage:
     prompt, num_written, num_generated = usage.prompt, usage.text_tokens, usage.image_tokens
     return ImageUsage(
         input_tokens=prompt.total,
-        input_tokens_details=InputTokens(image_tokens=prompt.image, text_tokens=prompt.text),
+        input_tokens_details=UsageInputTokensDetails(image_tokens=prompt.image, text_tokens=prompt.text),
         output_tokens=num_written + num_generated,
-        output_tokens_details=OutputTokens(image_tokens=num_generated, text_tokens=num_written),
+        output_tokens_details=UsageOutputTokensDetails(image_tokens=num_generated, text_tokens=num_written),
         total_tokens=prompt.total + num_written + num_generated,
     )
 
@@ -254,7 +280,7 @@ def images_router(
         "/edits",
         summary="Edit images, or combine several",
         responses=answers,
-        openapi_extra=edit_form_body(),
+        openapi_extra=form_body(ImageEditForm, _IN_EDIT_FORM, "image"),
     )
     async def edit_images(request: Request) -> Response:
         return await service.edit(request)

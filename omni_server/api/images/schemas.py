@@ -2,6 +2,7 @@
 
 from typing import Annotated, Literal
 
+from openai.types.images_response import Usage
 from pydantic import BaseModel, ConfigDict, Field
 
 from omni_server.api.image_options import MAX_PROMPT_CHARACTERS, ImageFormat, ImageOptions
@@ -50,31 +51,11 @@ class ImageRequest(ImageFields):
 
 
 class ImageEditForm(ImageFields):
-    """The form's fields beside `image`. They come as strings, so "true" is a boolean and "0.2" a number."""
+    """The fields of the form except `image`. They come as strings, so "true" is a boolean and "0.2" is a
+    number."""
 
     input_fidelity: Literal["low"] | None = None
     """OpenAI's default. How faithful an edit is depends on the model alone."""
-
-
-class InputTokens(BaseModel):
-    image_tokens: int
-    text_tokens: int
-    """Pipelines do not report theirs."""
-
-
-class OutputTokens(BaseModel):
-    image_tokens: int
-    text_tokens: int
-
-
-class ImageUsage(BaseModel):
-    """In image tokens: squares of 16 x 16 pixels."""
-
-    input_tokens: int
-    input_tokens_details: InputTokens
-    output_tokens: int
-    total_tokens: int
-    output_tokens_details: OutputTokens
 
 
 class GeneratedImage(BaseModel):
@@ -89,7 +70,8 @@ class ImagesResponse(BaseModel):
     background: Literal["opaque"] = "opaque"
     output_format: ImageFormat
     size: str
-    usage: ImageUsage
+    usage: Usage
+    """In image tokens: squares of 16 x 16 pixels."""
 
 
 class ImageEvent(BaseModel):
@@ -112,4 +94,4 @@ class PartialImageEvent(ImageEvent):
 
 class CompletedEvent(ImageEvent):
     type: Literal["image_generation.completed", "image_edit.completed"]
-    usage: ImageUsage
+    usage: Usage

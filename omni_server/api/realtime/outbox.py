@@ -3,9 +3,12 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import NoReturn
+from typing import NoReturn, get_args
 
-from omni_server.api.realtime.server_events import OutputAudioDelta, ServerEvent
+from openai.types.realtime import ResponseAudioDeltaEvent
+from pydantic import BaseModel
+
+from omni_server.api.realtime.server_events import new_id
 
 _MAX_CHARS = 16 * 1024 * 1024
 """Unsent events: four minutes of audio. Answers are generated faster than played; clients buffer them."""
@@ -28,11 +31,14 @@ class Outbox:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def put(self, event: ServerEvent) -> None:
+    def put(self, kind: type[BaseModel], **fields: object) -> None:
+        """`kind` is an event of `openai.types.realtime`; its `type` and an `event_id` join `fields`."""
         if self._is_overflowing:
             return
-        text = event.model_dump_json()
-        self._frames.append((text, event.response_id if isinstance(event, OutputAudioDelta) else None))
+        [name] = get_args(kind.model_fields["type"].annotation)
+        event = kind(type=name, event_id=new_id("event"), **fields)
+        text = event.model_dump_json(exclude_unset=True)
+        self._frames.append((text, event.response_id if isinstance(event, ResponseAudioDeltaEvent) else None))
         self._num_chars += len(text)
         self._is_overflowing = self._num_chars > _MAX_CHARS
         self._filled.set()

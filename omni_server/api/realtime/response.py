@@ -6,17 +6,29 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from openai.types import realtime as wire
+from openai.types.realtime.realtime_response import Audio, RealtimeResponse
+from pydantic import BaseModel
 
 from omni_server.api.answer_stream import follow
 from omni_server.api.errors import logged, unexpected_error
-from omni_server.api.realtime import server_events as events
 from omni_server.api.realtime.audio_format import OutputEncoder
 from omni_server.api.realtime.conversation import Conversation, without_oldest
-from omni_server.api.realtime.items import AnswerText, AssistantItem, CallItem, ItemStatus, SpokenAudio
+from omni_server.api.realtime.items import AnswerText, AssistantItem, CallItem, Item, ItemStatus, SpokenAudio
 from omni_server.api.realtime.outbox import Outbox
+from omni_server.api.realtime.server_events import (
+    NO_USAGE,
+    FinalStatus,
+    Reason,
+    failure,
+    new_id,
+    response_usage,
+    shown,
+)
 from omni_server.api.realtime.session_config import SessionConfig, tool_use
 from omni_server.api.sampling import text_sampling
 from omni_server.api.state import ServerState
@@ -73,15 +85,19 @@ class ResponsePlan:
             return None
         return replace(request, messages=messages, can_be_shortened=self._shorter(messages) is not None)
 
-    def wire(self, status: events.ResponseStatus = "in_progress") -> events.WireResponse:
-        output = self.config.audio.output
-        return events.WireResponse(
+    def resource(self, status: FinalStatus | Literal["in_progress"] = "in_progress") -> RealtimeResponse:
+        output = self.config.audio.output.model_dump(include={"format", "voice"})
+        return RealtimeResponse(
             id=self.id,
+            object="realtime.response",
             status=status,
+            status_details=None,
+            output=[],
             conversation_id=self.conversation.id if self.conversation is not None else None,
             output_modalities=self.config.output_modalities,
             max_output_tokens=self.config.max_output_tokens,
-            audio={"output": events.ResponseOutput(format=output.format, voice=output.voice)},
+            audio=Audio.model_validate({"output": output}),
+            usage=None,
             metadata=dict(self.metadata) if self.metadata is not None else None,
         )
 
@@ -113,7 +129,7 @@ class ResponseRun:
         """Whether `response.done` has been written."""
         return self._writer.is_closed
 
-    def cancel(self, reason: events.Reason) -> None:
+    def cancel(self, reason: Reason) -> None:
         """Writes the last events immediately, without waiting for the stages to release the request."""
         self._writer.close("cancelled", reason=reason)
         self.task.cancel()
@@ -176,15 +192,15 @@ class _Writer:
         """Per output item, the id of the item before it in the conversation."""
         self._held_calls: list[ToolCallDelta] = []
         self.is_closed = False
-        outbox.put(events.ResponseEvent(type="response.created", response=plan.wire()))
+        outbox.put(wire.ResponseCreatedEvent, response=plan.resource())
 
     def open_message(self) -> None:
         if self._output:
             return
-        self._message = item = AssistantItem(events.new_id("item"), [], status="in_progress")
+        self._message = item = AssistantItem(new_id("item"), [], status="in_progress")
         self._begin(item)
         item.content.append(SpokenAudio("") if self._encoder is not None else AnswerText(""))
-        self._outbox.put(events.PartAdded(response_id=self._plan.id, item_id=item.id, part=self._part("")))
+        self._put(wire.ResponseContentPartAddedEvent, part=self._part(""))
 
     def text(self, text: str) -> None:
         if text:
@@ -192,14 +208,14 @@ class _Writer:
         if not text or self._message is None:
             return
         self._text.append(text)
-        part, response_id, item_id = self._message.content[0], self._plan.id, self._message.id
+        part = self._message.content[0]
         if isinstance(part, SpokenAudio):
             if not part.is_truncated:
                 part.transcript += text
-            self._outbox.put(events.TranscriptDelta(response_id=response_id, item_id=item_id, delta=text))
+            self._put(wire.ResponseAudioTranscriptDeltaEvent, delta=text)
         else:
             part.text += text
-            self._outbox.put(events.OutputTextDelta(response_id=response_id, item_id=item_id, delta=text))
+            self._put(wire.ResponseTextDeltaEvent, delta=text)
 
     def audio(self, samples: npt.NDArray[np.float32]) -> None:
         """Sends `samples` [num_samples] at 24 kHz in deltas of at most 0.2 s, so that little is in flight
@@ -212,7 +228,7 @@ class _Writer:
             piece = samples[begin : begin + _SAMPLES_PER_DELTA]
             if isinstance(part, SpokenAudio) and not part.is_truncated:
                 part.num_samples += len(piece)
-            self._put_audio(self._message, self._encoder.write(piece))
+            self._put_audio(self._encoder.write(piece))
 
     def call(self, delta: ToolCallDelta) -> None:
         if self._message is not None:
@@ -222,10 +238,10 @@ class _Writer:
 
     def close(
         self,
-        status: events.ResponseStatus,
+        status: FinalStatus,
         usage: Usage | None = None,
         *,
-        reason: events.Reason | None = None,
+        reason: Reason | None = None,
         error: OmniError | None = None,
     ) -> None:
         """Closes everything that is open; nothing of this response is sent afterwards.
@@ -239,41 +255,34 @@ class _Writer:
         if is_complete:
             self.open_message()
         if usage is not None and self._message is not None and self._encoder is not None:
-            self._put_audio(self._message, self._encoder.close())
+            self._put_audio(self._encoder.close())
         self.is_closed = True
         if status == "cancelled":
             self._outbox.drop_audio(self._plan.id)
         if self._message is not None:
             self._message.status = "completed" if is_complete else "incomplete"
-            self._close_part(self._message)
+            self._close_part()
             self._end(0)
         for delta in self._held_calls if is_complete else []:
             self._write_call(delta)
         self._end_call("completed" if is_complete else "incomplete")
-        response = self._plan.wire(status)
+        response = self._plan.resource(status)
         if not is_complete:
-            failure = events.FailureDetails.of(error) if error is not None else None
-            response.status_details = events.StatusDetails(type=status, reason=reason, error=failure)
-        response.usage = events.WireUsage.of(usage) if usage is not None else events.NO_USAGE
-        response.output = [*self._output]
-        self._outbox.put(events.ResponseEvent(type="response.done", response=response))
+            response.status_details = wire.RealtimeResponseStatus.model_validate(
+                {"type": status, "reason": reason, "error": failure(error) if error is not None else None}
+            )
+        response.usage = response_usage(usage) if usage is not None else NO_USAGE
+        response.output = [shown(item) for item in self._output]
+        self._outbox.put(wire.ResponseDoneEvent, response=response)
 
     def _write_call(self, delta: ToolCallDelta) -> None:
         if delta.call_id is not None and delta.name is not None:
             self._end_call("completed")
-            self._begin(CallItem(events.new_id("item"), delta.call_id, delta.name, "", status="in_progress"))
+            self._begin(CallItem(new_id("item"), delta.call_id, delta.name, "", status="in_progress"))
         item, index = self._output[-1], len(self._output) - 1
         if isinstance(item, CallItem) and delta.arguments:
             item.arguments += delta.arguments
-            self._outbox.put(
-                events.ArgumentsDelta(
-                    response_id=self._plan.id,
-                    item_id=item.id,
-                    output_index=index,
-                    call_id=item.call_id,
-                    delta=delta.arguments,
-                )
-            )
+            self._put_call(wire.ResponseFunctionCallArgumentsDeltaEvent, index, item, delta=delta.arguments)
 
     def _end_call(self, status: ItemStatus) -> None:
         """Ends the call that is being written, if any."""
@@ -283,50 +292,64 @@ class _Writer:
         index = len(self._output) - 1
         item.status = status
         if status == "completed":
-            self._outbox.put(
-                events.ArgumentsDone(
-                    response_id=self._plan.id,
-                    item_id=item.id,
-                    output_index=index,
-                    call_id=item.call_id,
-                    name=item.name,
-                    arguments=item.arguments,
-                )
-            )
+            kind = wire.ResponseFunctionCallArgumentsDoneEvent
+            self._put_call(kind, index, item, name=item.name, arguments=item.arguments)
         self._end(index)
 
     def _begin(self, item: AssistantItem | CallItem) -> None:
         """Appends `item` to the output and to the conversation."""
         index = len(self._output)
-        self._outbox.put(events.OutputItemAdded(response_id=self._plan.id, output_index=index, item=item))
+        self._put_item(wire.ResponseOutputItemAddedEvent, index, item)
         previous_id = None
         if self._conversation is not None:
             previous_id = self._conversation.add(item)
-            self._outbox.put(events.ItemAdded(previous_item_id=previous_id, item=item))
+            self._outbox.put(wire.ConversationItemAdded, previous_item_id=previous_id, item=shown(item))
         self._output.append(item)
         self._previous_ids.append(previous_id)
 
     def _end(self, index: int) -> None:
         item = self._output[index]
-        self._outbox.put(events.OutputItemDone(response_id=self._plan.id, output_index=index, item=item))
+        self._put_item(wire.ResponseOutputItemDoneEvent, index, item)
         if self._conversation is not None:
-            self._outbox.put(events.ItemDone(previous_item_id=self._previous_ids[index], item=item))
+            previous_id = self._previous_ids[index]
+            self._outbox.put(wire.ConversationItemDone, previous_item_id=previous_id, item=shown(item))
 
-    def _close_part(self, item: AssistantItem) -> None:
-        text, response_id, item_id = "".join(self._text), self._plan.id, item.id
+    def _close_part(self) -> None:
+        text = "".join(self._text)
         if self._encoder is not None:
-            self._outbox.put(events.OutputAudioDone(response_id=response_id, item_id=item_id))
-            self._outbox.put(events.TranscriptDone(response_id=response_id, item_id=item_id, transcript=text))
+            self._put(wire.ResponseAudioDoneEvent)
+            self._put(wire.ResponseAudioTranscriptDoneEvent, transcript=text)
         else:
-            self._outbox.put(events.OutputTextDone(response_id=response_id, item_id=item_id, text=text))
-        self._outbox.put(events.PartDone(response_id=response_id, item_id=item_id, part=self._part(text)))
+            self._put(wire.ResponseTextDoneEvent, text=text)
+        self._put(wire.ResponseContentPartDoneEvent, part=self._part(text))
 
-    def _part(self, text: str) -> events.WirePart:
+    def _part(self, text: str) -> dict[str, str | None]:
+        """Its types have other names than in items."""
         if self._encoder is not None:
-            return events.WirePart(type="audio", transcript=text)
-        return events.WirePart(type="text", text=text)
+            return {"type": "audio", "text": None, "transcript": text}
+        return {"type": "text", "text": text, "transcript": None}
 
-    def _put_audio(self, item: AssistantItem, data: bytes) -> None:
+    def _put_audio(self, data: bytes) -> None:
         if data:
-            delta = base64.b64encode(data).decode("ascii")
-            self._outbox.put(events.OutputAudioDelta(response_id=self._plan.id, item_id=item.id, delta=delta))
+            self._put(wire.ResponseAudioDeltaEvent, delta=base64.b64encode(data).decode("ascii"))
+
+    def _put(self, kind: type[BaseModel], **fields: object) -> None:
+        """Sends an event about the only part of the message, the first item."""
+        assert self._message is not None
+        self._outbox.put(
+            kind,
+            response_id=self._plan.id,
+            item_id=self._message.id,
+            output_index=0,
+            content_index=0,
+            **fields,
+        )
+
+    def _put_call(self, kind: type[BaseModel], index: int, item: CallItem, **fields: object) -> None:
+        response_id, call_id = self._plan.id, item.call_id
+        self._outbox.put(
+            kind, response_id=response_id, item_id=item.id, output_index=index, call_id=call_id, **fields
+        )
+
+    def _put_item(self, kind: type[BaseModel], index: int, item: Item) -> None:
+        self._outbox.put(kind, response_id=self._plan.id, output_index=index, item=shown(item))

@@ -4,12 +4,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
+from openai.types import realtime as wire
+from openai.types.realtime.realtime_server_event import ConversationItemRetrieved
 from pydantic import JsonValue
 
 from omni_server.api.realtime import client_events as client
-from omni_server.api.realtime import server_events as events
 from omni_server.api.realtime.audio_format import Samples, decode_audio
 from omni_server.api.realtime.conversation import Conversation, messages_of
 from omni_server.api.realtime.input_buffer import InputBuffer, Started, Stopped
@@ -17,8 +17,9 @@ from omni_server.api.realtime.item_loader import ItemLoader
 from omni_server.api.realtime.items import HeardAudio, Item, UserItem
 from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.response import ResponsePlan, ResponseRun
+from omni_server.api.realtime.server_events import new_id, shown, wire_error
 from omni_server.api.realtime.session_config import first_config, updated
-from omni_server.api.realtime.transcriber import transcribe
+from omni_server.api.realtime.transcriber import report_failure, transcribe
 from omni_server.api.state import ServerState
 from omni_server.api.validation import missing_parameter
 from omni_server.errors import InvalidRequestError, OmniError, OverloadedError
@@ -49,7 +50,7 @@ class Session:
         *,
         duration_s: float,
     ) -> None:
-        self.id = events.new_id("sess")
+        self.id = new_id("sess")
         self._model = model
         self._state = state
         self._outbox = outbox
@@ -64,7 +65,7 @@ class Session:
         """Id of the item that the current turn will become."""
         self._answer_is_due = False
         """The user finished a turn during a response that was not to be interrupted."""
-        self._apply_config("session.created")
+        self._apply_config(wire.SessionCreatedEvent)
 
     @property
     def is_busy(self) -> bool:
@@ -101,7 +102,7 @@ class Session:
             self.send_error(error, event_id)
 
     def send_error(self, error: OmniError, event_id: JsonValue = None) -> None:
-        self._outbox.put(events.ErrorEvent(error=events.WireError.of(error, event_id)))
+        self._outbox.put(wire.RealtimeErrorEvent, error=wire_error(error, event_id))
 
     async def _react(self, event: client.ClientEvent) -> None:
         match event:
@@ -114,19 +115,22 @@ class Session:
             case client.AudioClear():
                 self._buffer.clear()
                 self._spoken_item_id = None
-                self._outbox.put(events.BufferCleared())
+                self._outbox.put(wire.InputAudioBufferClearedEvent)
             case client.ItemCreate():
                 [item] = await self._load({"item": event.item}, "item")
                 self._add(item, event.previous_item_id)
             case client.ItemRetrieve(item_id=item_id):
-                self._outbox.put(events.ItemRetrieved(item=self._conversation.retrieve(item_id)))
+                self._outbox.put(ConversationItemRetrieved, item=shown(self._conversation.retrieve(item_id)))
             case client.ItemDelete(item_id=item_id):
                 self._conversation.delete(item_id)
-                self._outbox.put(events.ItemDeleted(item_id=item_id))
+                self._outbox.put(wire.ConversationItemDeletedEvent, item_id=item_id)
             case client.ItemTruncate(item_id=item_id, content_index=index, audio_end_ms=end_ms):
                 self._conversation.truncate(item_id, index, end_ms)
                 self._outbox.put(
-                    events.ItemTruncated(item_id=item_id, content_index=index, audio_end_ms=end_ms)
+                    wire.ConversationItemTruncatedEvent,
+                    item_id=item_id,
+                    content_index=index,
+                    audio_end_ms=end_ms,
                 )
             case client.ResponseCreate():
                 await self._create_response(event.response or client.ResponseParams())
@@ -139,13 +143,13 @@ class Session:
         if event.session.get("type") is None:
             raise missing_parameter("session.type")
         self._config = updated(self._config, event.session, self._model)
-        self._apply_config("session.updated")
+        self._apply_config(wire.SessionUpdatedEvent)
 
-    def _apply_config(self, event_type: Literal["session.created", "session.updated"]) -> None:
+    def _apply_config(self, kind: type[wire.SessionCreatedEvent | wire.SessionUpdatedEvent]) -> None:
         config = self._config.audio.input
         self._buffer.configure(config.format, config.turn_detection)
-        shown = events.WireSession(**self._config.model_dump(), id=self.id, expires_at=self._expires_at)
-        self._outbox.put(events.SessionEvent(type=event_type, session=shown))
+        extensions = {"object": "realtime.session", "id": self.id, "expires_at": self._expires_at}
+        self._outbox.put(kind, session=self._config.model_dump() | extensions)
 
     async def _load(
         self, given: Mapping[str, client.GivenItem | client.ItemReference], param: str
@@ -154,8 +158,8 @@ class Session:
 
     def _add(self, item: Item, previous_item_id: str | None = None) -> None:
         before = self._conversation.add(item, previous_item_id)
-        self._outbox.put(events.ItemAdded(previous_item_id=before, item=item))
-        self._outbox.put(events.ItemDone(previous_item_id=before, item=item))
+        for kind in (wire.ConversationItemAdded, wire.ConversationItemDone):
+            self._outbox.put(kind, previous_item_id=before, item=shown(item))
 
     # -- the user's voice
 
@@ -179,28 +183,38 @@ class Session:
         assert detection is not None
         match turn:
             case Started(audio_start_ms=start_ms):
-                self._spoken_item_id = events.new_id("item")
-                self._outbox.put(events.SpeechStarted(audio_start_ms=start_ms, item_id=self._spoken_item_id))
+                self._spoken_item_id = new_id("item")
+                self._outbox.put(
+                    wire.InputAudioBufferSpeechStartedEvent,
+                    audio_start_ms=start_ms,
+                    item_id=self._spoken_item_id,
+                )
                 if detection.interrupt_response and (answering := self._answering) is not None:
                     answering.cancel("turn_detected")
             case Stopped(audio_end_ms=end_ms, samples=samples):
-                item_id = self._spoken_item_id = self._spoken_item_id or events.new_id("item")
-                self._outbox.put(events.SpeechStopped(audio_end_ms=end_ms, item_id=item_id))
+                item_id = self._spoken_item_id = self._spoken_item_id or new_id("item")
+                self._outbox.put(
+                    wire.InputAudioBufferSpeechStoppedEvent, audio_end_ms=end_ms, item_id=item_id
+                )
                 self._commit(samples)
                 if detection.create_response:
                     self._answer_turn()
 
     def _commit(self, samples: Samples) -> None:
-        item_id, self._spoken_item_id = self._spoken_item_id or events.new_id("item"), None
+        item_id, self._spoken_item_id = self._spoken_item_id or new_id("item"), None
         config = self._config.audio.input
         audio = HeardAudio(samples, config.format.rate_hz)
-        self._outbox.put(events.BufferCommitted(previous_item_id=self._conversation.last_id, item_id=item_id))
+        self._outbox.put(
+            wire.InputAudioBufferCommittedEvent,
+            previous_item_id=self._conversation.last_id,
+            item_id=item_id,
+        )
         self._add(UserItem(item_id, [audio]))
         if config.transcription is None:
             return
         if not self._has_room(is_out_of_band=True):
             error = OverloadedError("Too many transcriptions and responses are running in this session.")
-            self._outbox.put(events.TranscriptionFailed.of(item_id, error))
+            report_failure(item_id, error, self._outbox)
             return
         task = asyncio.create_task(
             transcribe(item_id, audio, config.transcription, self._outbox, self._state),
@@ -256,7 +270,7 @@ class Session:
         if params.overrides:
             config = updated(config, params.overrides, self._model, param="response")
         plan = ResponsePlan(
-            id=events.new_id("resp"),
+            id=new_id("resp"),
             config=config,
             messages=messages_of(items, config.instructions, self._model),
             conversation=self._conversation if params.conversation != "none" else None,

@@ -3,13 +3,15 @@
 import logging
 from contextlib import aclosing
 
+from openai.types import realtime as wire
+
 from omni_server.api.answer_stream import TaskRun
 from omni_server.api.errors import unexpected_error
 from omni_server.api.parse import check_transcribes
-from omni_server.api.realtime import server_events as events
 from omni_server.api.realtime.conversation import audio_part
 from omni_server.api.realtime.items import HeardAudio
 from omni_server.api.realtime.outbox import Outbox
+from omni_server.api.realtime.server_events import failure, new_id, transcription_usage
 from omni_server.api.realtime.session_config import Transcription
 from omni_server.api.sampling import text_sampling
 from omni_server.api.state import ServerState
@@ -27,10 +29,15 @@ async def transcribe(
         try:
             await _transcribe(item_id, audio, config, outbox, state)
         except OmniError as error:
-            outbox.put(events.TranscriptionFailed.of(item_id, error))
+            report_failure(item_id, error, outbox)
         except Exception:
             logger.exception("transcription of %s failed", item_id)
-            outbox.put(events.TranscriptionFailed.of(item_id, unexpected_error()))
+            report_failure(item_id, unexpected_error(), outbox)
+
+
+def report_failure(item_id: str, error: OmniError, outbox: Outbox) -> None:
+    kind = wire.ConversationItemInputAudioTranscriptionFailedEvent
+    outbox.put(kind, item_id=item_id, content_index=0, error=failure(error))
 
 
 async def _transcribe(
@@ -40,7 +47,7 @@ async def _transcribe(
     check_transcribes(generator.model_info)
     task = Transcribe(audio_part(audio), language=config.language, hint=config.prompt)
     request = OmniRequest(
-        request_id=events.new_id("transcribe"),
+        request_id=new_id("transcribe"),
         messages=generator.task_messages(task),
         sampling=text_sampling(SamplingConfig(temperature=0.0), generator.model_info),
     )
@@ -51,10 +58,14 @@ async def _transcribe(
             match event:
                 case TextDelta(text=text) if text:
                     transcript += text
-                    outbox.put(events.TranscriptionDelta(item_id=item_id, delta=text))
+                    kind = wire.ConversationItemInputAudioTranscriptionDeltaEvent
+                    outbox.put(kind, item_id=item_id, content_index=0, delta=text)
                 case Finished(usage=usage):
                     audio.transcript = transcript
-                    used = events.TranscriptionUsage.of(usage)
                     outbox.put(
-                        events.TranscriptionCompleted(item_id=item_id, transcript=transcript, usage=used)
+                        wire.ConversationItemInputAudioTranscriptionCompletedEvent,
+                        item_id=item_id,
+                        content_index=0,
+                        transcript=transcript,
+                        usage=transcription_usage(usage),
                     )

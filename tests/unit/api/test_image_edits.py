@@ -16,7 +16,7 @@ from PIL import Image
 
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
-from omni_server.api.images.edit_form import MAX_IMAGE_BYTES, MAX_INPUT_IMAGES
+from omni_server.api.images.router import MAX_IMAGE_BYTES, MAX_INPUT_IMAGES
 from omni_server.api.media_loader import LARGEST_IN_MEMORY
 from omni_server.api.state import ServerState
 from omni_server.errors import InvalidRequestError

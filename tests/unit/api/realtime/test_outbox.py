@@ -3,9 +3,10 @@
 import asyncio
 
 import pytest
+from openai.types.realtime import InputAudioBufferClearedEvent, ResponseAudioDeltaEvent
+from pydantic_core import from_json
 
 from omni_server.api.realtime.outbox import Outbox, SlowClientError
-from omni_server.api.realtime.server_events import BufferCleared, OutputAudioDelta, ServerEvent
 
 
 class Pipe:
@@ -21,33 +22,41 @@ class Pipe:
         self.frames.append(frame)
 
 
-def delta(response_id: str, size: int = 4) -> ServerEvent:
-    return OutputAudioDelta(response_id=response_id, item_id="item", delta="A" * size)
+def put_audio(outbox: Outbox, response_id: str, data: str) -> None:
+    outbox.put(
+        ResponseAudioDeltaEvent,
+        response_id=response_id,
+        item_id="item",
+        output_index=0,
+        content_index=0,
+        delta=data,
+    )
 
 
 async def test_events_are_sent_in_order() -> None:
     pipe = Pipe()
     outbox = Outbox(pipe.send, 5)
-    events = [BufferCleared() for _ in range(20)]
     running = asyncio.create_task(outbox.run())
-    for event in events:
-        outbox.put(event)
+    for index in range(20):
+        put_audio(outbox, "a", str(index))
         await asyncio.sleep(0)
     await asyncio.wait_for(outbox.wait_sent(), 5)
-    assert pipe.frames == [event.model_dump_json() for event in events]
+    assert [from_json(frame)["delta"] for frame in pipe.frames] == [str(index) for index in range(20)]
     running.cancel()
 
 
 async def test_only_the_audio_of_that_response_is_dropped() -> None:
     pipe = Pipe()
     outbox = Outbox(pipe.send, 5)
-    kept = [delta("a"), BufferCleared(), delta("a")]
-    for event in (kept[0], delta("b"), kept[1], delta("b"), kept[2]):
-        outbox.put(event)
+    put_audio(outbox, "a", "1")
+    put_audio(outbox, "b", "2")
+    outbox.put(InputAudioBufferClearedEvent)
+    put_audio(outbox, "b", "3")
+    put_audio(outbox, "a", "4")
     outbox.drop_audio("b")
     running = asyncio.create_task(outbox.run())
     await asyncio.wait_for(outbox.wait_sent(), 5)
-    assert pipe.frames == [event.model_dump_json() for event in kept]
+    assert [from_json(frame).get("delta") for frame in pipe.frames] == ["1", None, "4"]
     running.cancel()
 
 
@@ -55,7 +64,7 @@ async def test_who_takes_nothing_in_time_is_too_slow() -> None:
     pipe = Pipe()
     pipe.is_open.clear()
     outbox = Outbox(pipe.send, 0.05)
-    outbox.put(BufferCleared())
+    outbox.put(InputAudioBufferClearedEvent)
     with pytest.raises(SlowClientError):
         await asyncio.wait_for(outbox.run(), 5)
 
@@ -64,11 +73,11 @@ async def test_unsent_events_are_bounded() -> None:
     pipe = Pipe()
     outbox = Outbox(pipe.send, 5)
     for _ in range(40):
-        outbox.put(delta("a", 1024 * 1024))
+        put_audio(outbox, "a", "A" * 1024 * 1024)
     with pytest.raises(SlowClientError):
         await asyncio.wait_for(outbox.run(), 5)
     outbox.forget_all()
-    outbox.put(BufferCleared())
+    outbox.put(InputAudioBufferClearedEvent)
     running = asyncio.create_task(outbox.run())
     await asyncio.wait_for(outbox.wait_sent(), 5)
     assert len(pipe.frames) == 1
