@@ -331,7 +331,7 @@ def test_a_path_that_does_not_exist_stays_a_path(tmp_path: Path) -> None:
     assert find_stage_config(str(tmp_path / "qwen2_5_omni")) == tmp_path / "qwen2_5_omni"
 
 
-# Found by changing the shipped files at random (tests/fuzz).
+# Found by changing the shipped files at random.
 
 
 @pytest.mark.parametrize(

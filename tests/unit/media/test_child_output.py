@@ -16,7 +16,7 @@ from omni_server.media.limits import MediaLimits
 def test_sound_of_no_possible_kind_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: int, num_channels: int, message: str
 ) -> None:
-    """No channel was a division by zero; found by letting a process write at random (tests/fuzz)."""
+    """No channel was a division by zero; found by letting a process write at random."""
     program = tmp_path / "reader.py"
     program.write_text(
         "def read(file, output, arguments):\n"
