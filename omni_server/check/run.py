@@ -25,7 +25,6 @@ from omni_server.check.safetensors_headers import StoredWeights, read_weights
 from omni_server.config.load import load_stage_config
 from omni_server.config.model_folder import HubUnreachableError, architectures_of, resolve_model_folder
 from omni_server.config.stage_config import Platform, StageConfig
-from omni_server.edge import check_longest_window
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.errors import ConfigError
 from omni_server.family import (
@@ -36,6 +35,7 @@ from omni_server.family import (
     open_model,
     servable_architectures,
 )
+from omni_server.orchestrator.codec_edge import check_longest_window
 from omni_server.transport.slab_queue import queue_bytes, refuse_unordered_machine
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.errors import ConfigError
-from omni_server.reference import Difference
+from omni_server.protocol.reference import Difference
 from omni_server.verify.answers import NoAnswer
 from omni_server.verify.compare import CaseResult, compare
 from omni_server.verify.machine import Checkpoint, checkpoint, hardware, versions
