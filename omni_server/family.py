@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_server.config.checkpoint_files import config_errors
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_family, installed_families
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError
-from omni_server.images import ImageFeatures, ImageOutput, ImageSize
 from omni_server.protocol.rows import SourceSpan as SourceSpan
 from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, Task, VideoPart
+from omni_server.types.images import ImageFeatures, ImageOutput, ImageSize
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +141,50 @@ class CodecLayout:
         """Where the audio of frame number `frame` begins. For the number of frames in a stream, the number of
         samples in it."""
         return max(0, frame * self.samples_per_frame - self.lead_samples)
+
+
+@dataclass(frozen=True)
+class DecoderWindow:
+    """One piece of work for the codec decoder; the result is the waveform from `first_sample` on."""
+
+    token_ids: tuple[int, ...]
+    """The frames of the window, concatenated."""
+    payload: bytes
+    """The stage's encoded input; see the family's edge."""
+    first_sample: int
+    num_samples: int
+    num_computed: int
+    """Frames to compute if the decoder has kept the state of earlier frames."""
+    is_varied: bool
+    """The frames whose audio is requested are not all equal."""
+
+
+Frame = tuple[int, ...]
+"""The codec tokens of one frame, one per codebook."""
+
+
+class CodecEdge(Protocol):
+    """Cuts the codec tokens of one speech stream into contiguous windows, in order."""
+
+    def use_ramp(self, new_blocks: Sequence[int]) -> None:
+        """Replace the plan's numbers of new blocks per window. Call it before the first window."""
+        ...
+
+    def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
+        """Adds frames; returns the windows now complete."""
+        ...
+
+    def finish(self) -> list[DecoderWindow]:
+        """Ends the stream; returns the remaining windows."""
+        ...
+
+
+class CodecEdgeFactory(Protocol):
+    """The edge function itself."""
+
+    def __call__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> CodecEdge:
+        """Raises `ConfigError` if the plan does not fit the model."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -298,7 +343,7 @@ class ModelFamily(Protocol):
     architectures: tuple[str, ...]
     """The supported values of `architectures` in config.json."""
     reference: str | None
-    """`package.module:name` of an `omni_server.reference.ReferenceFactory`, another implementation of the
+    """`package.module:name` of an `omni_server.protocol.reference.ReferenceFactory`, another implementation of the
     model for `omni-server verify` to compare with; None without one."""
     engine_modules: tuple[str, ...]
     """Model modules, which the fork server imports once for all engines."""

@@ -14,13 +14,12 @@ import numpy as np
 from omni_server.config.model_folder import config_file, read_about
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
-from omni_server.edge import check_longest_window
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError, OmniError, StageDownError, first_leaf
 from omni_server.family import FamilyModel, load_family, open_model
 from omni_server.generation import Generation
-from omni_server.images import ImageFeatures, ImageOutput
 from omni_server.metrics.stage_metrics import QueueLevel, StageLevel, pipeline_text
+from omni_server.orchestrator.codec_edge import check_longest_window
 from omni_server.protocol.corruption import CORRUPTION_KINDS
 from omni_server.protocol.replica_control import Replica, ReplicaStatus
 from omni_server.types import (
@@ -36,6 +35,7 @@ from omni_server.types import (
     Task,
     TextPart,
 )
+from omni_server.types.images import ImageFeatures, ImageOutput
 from omni_server.version import VERSION
 
 if TYPE_CHECKING:  # importing them imports vLLM, whose environment `start` sets first

@@ -43,7 +43,6 @@ from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, until_dis
 from omni_server.api.validation import read_json, validate
 from omni_server.audio.encode import StreamEncoder, encode
 from omni_server.generation import Generation
-from omni_server.images import ImageDone, ImageProgress
 from omni_server.types import (
     SAMPLE_RATE_HZ,
     AudioDelta,
@@ -54,6 +53,7 @@ from omni_server.types import (
     ToolCallDelta,
     Usage,
 )
+from omni_server.types.images import ImageDone, ImageProgress
 
 _INLINE_SAMPLES = 10 * SAMPLE_RATE_HZ
 """Encoding audio up to this length takes less than a millisecond; a thread would add cost and delay."""

@@ -26,8 +26,8 @@ from omni_server.api.state import ObservedGenerator
 from omni_server.api.validation import unsupported
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generation
-from omni_server.images import ImageOutput
 from omni_server.types import ChatMessage, ContentPart, ImagePart, ModelInfo, OmniRequest, TextPart
+from omni_server.types.images import ImageOutput
 
 _HARMLESS_VALUES: Mapping[str, Sequence[object]] = {
     "partial_images": (None, 0),

@@ -28,7 +28,6 @@ from omni_server.api.images.files import data_url
 from omni_server.api.streaming import DONE, FrameTemplate, frame
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.audio.formats import AudioFormat
-from omni_server.images import ImageDone
 from omni_server.types import (
     AudioDelta,
     Finished,
@@ -40,6 +39,7 @@ from omni_server.types import (
     ToolCallDelta,
     Usage,
 )
+from omni_server.types.images import ImageDone
 
 _LOWEST_LOGPROB = -9999.0
 """JSON has no infinity. OpenAI's documentation names this value for a very unlikely token, and

@@ -12,7 +12,6 @@ from typing import Literal, Protocol
 from starlette.types import Scope
 
 from omni_server.errors import OmniError, StageError
-from omni_server.images import ImageDone, ImageProgress
 from omni_server.types import (
     SAMPLE_RATE_HZ,
     AudioDelta,
@@ -24,6 +23,7 @@ from omni_server.types import (
     PromptTokens,
     TextDelta,
 )
+from omni_server.types.images import ImageDone, ImageProgress
 
 ANONYMOUS = "anonymous"
 """Caller name without a key."""

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 
 from omni_server.errors import InvalidRequestError
-from omni_server.images import ImageDone, PartialImage
 from omni_server.types import AudioDelta, OmniEvent, TextDelta, ToolCallDelta
+from omni_server.types.images import ImageDone, PartialImage
 
 logger = logging.getLogger(__name__)
 

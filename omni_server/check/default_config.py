@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from omni_server.check.files import read_weights
 from omni_server.check.machine import (
     Gpu,
     gpus_of_this_machine,
@@ -15,7 +16,6 @@ from omni_server.check.machine import (
 )
 from omni_server.check.memory import ModelSizes
 from omni_server.check.placement import Quantization, check_cpu_plan, plan
-from omni_server.check.safetensors_headers import read_weights
 from omni_server.config.load import find_shipped_config, find_stage_config, load_stage_config
 from omni_server.config.model_folder import architectures_of, resolve_model_folder
 from omni_server.config.stage_config import StageConfig

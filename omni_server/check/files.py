@@ -1,5 +1,5 @@
 """Checks whether a checkpoint's folder, found by `resolve_model_folder`, is complete, undamaged, and matches
-its config.json.
+its config.json. Of weights, it reads the headers of their files: names, types and shapes.
 
 `serve` checks for damage at startup, and again if an engine does not start, to see whether files are the
 cause: for damaged files vLLM prints hundreds of lines, the last of which names neither the file nor the
@@ -7,11 +7,17 @@ reason.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from omni_server.check.safetensors_headers import StoredWeights, read_weights
-from omni_server.config.checkpoint_files import read_json, read_json_object
-from omni_server.config.model_folder import config_file
+from omni_server.config.checkpoint_files import (
+    StoredTensor,
+    read_json,
+    read_json_object,
+    read_tensors,
+    read_weight_map,
+)
+from omni_server.config.model_folder import PIPELINE_INDEX, config_file
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
@@ -19,6 +25,65 @@ from omni_server.family import ModelFamily, StageFootprint, load_family
 
 _WHOLE_NUMBERS = ("BOOL", "U", "I")
 """How the names of the format's types begin that only quantized weights have."""
+
+
+@dataclass
+class StoredWeights:
+    """All weights of a folder, and the problems of its files."""
+
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+    num_files: int = 0
+    num_bytes: int = 0
+    """File sizes."""
+    problems: list[str] = field(default_factory=list)
+
+
+def read_weights(folder: Path) -> StoredWeights:
+    """Reads the files in model.safetensors.index.json, else all *.safetensors; `problems` lists damage.
+
+    The weights of a Diffusers pipeline are in one folder per component, whose name precedes theirs:
+    `unet/conv_in.weight`."""
+    weights = StoredWeights()
+    if config_file(folder).name != PIPELINE_INDEX:
+        _read_folder(folder, "", weights)
+        return weights
+    for component in sorted(path for path in folder.iterdir() if path.is_dir()):
+        _read_folder(component, f"{component.name}/", weights)
+    return weights
+
+
+def _read_folder(folder: Path, prefix: str, weights: StoredWeights) -> None:
+    index = folder / "model.safetensors.index.json"
+    weight_map: dict[str, Path] = {}
+    if index.is_file():
+        try:
+            weight_map = read_weight_map(index)
+        except ConfigError as error:
+            weights.problems.append(str(error))
+            return
+    paths = sorted(set(weight_map.values()) or folder.glob("*.safetensors"))
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        weights.problems.append(
+            f"{folder}: {len(missing)} of the {len(paths)} weight files that {index.name} names are missing "
+            f"({', '.join(missing[:3])}{', ...' if missing[3:] else ''}): download the model again"
+        )
+    for path in paths:
+        if path.name in missing:
+            continue
+        weights.num_files += 1
+        weights.num_bytes += path.stat().st_size
+        try:
+            tensors = read_tensors(path)
+        except ConfigError as error:
+            weights.problems.append(str(error))
+            continue
+        weights.tensors |= {prefix + name: tensor for name, tensor in tensors.items()}
+        lacking = [name for name, file in weight_map.items() if file == path and name not in tensors]
+        if lacking:
+            weights.problems.append(
+                f"{path} lacks the weight {lacking[0]}, which {index.name} says it has: download both again"
+            )
 
 
 def refuse_damaged_files(folder: Path, config: StageConfig, *, load_format: str) -> None:
@@ -74,7 +139,8 @@ def weight_problems(
         )
     elif stored.problems:
         yield from stored.problems
-    elif not _is_quantized(folder):
+    elif "quantization_config" not in read_json_object(config_file(folder)):
+        # Quantized weights have different names and shapes.
         yield from _type_problems(stored)
         for name, footprint in footprints.items():
             yield from _differences(name, footprint, stored)
@@ -107,8 +173,3 @@ def _differences(stage: str, footprint: StageFootprint, stored: StoredWeights) -
                 f"config.json it is {list(shape)}: they are of different models"
             )
             return
-
-
-def _is_quantized(folder: Path) -> bool:
-    """Quantized weights have different names and shapes."""
-    return "quantization_config" in read_json_object(config_file(folder))

@@ -10,7 +10,6 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.config.stage_config import Platform
@@ -78,35 +77,29 @@ def gpus_of_this_machine() -> list[Gpu]:
 CGROUP = Path("/sys/fs/cgroup")
 
 
-class _CgroupFiles(NamedTuple):
-    limit: str
-    used: str
-    statistics: str
-    cached: str
-    """Line of `statistics`."""
-
-
 _CGROUPS = (
-    _CgroupFiles("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    _CgroupFiles(
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    (
         "memory/memory.limit_in_bytes",
         "memory/memory.usage_in_bytes",
         "memory/memory.stat",
         "total_inactive_file",
     ),
 )
-"""Of version 2 and of version 1."""
+"""Files of version 2 and of version 1: the limit, the bytes used, and the statistics, with their line of the
+file cache."""
 
 
 def memory_of_this_machine() -> DeviceMemory:
     """Available and total memory, of the container if it has its own limit."""
     info = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE))
     total, free = 1024 * int(info["MemTotal"]), 1024 * int(info["MemAvailable"])
-    for files in _CGROUPS:
-        limit, used = _number_in(CGROUP / files.limit), _number_in(CGROUP / files.used)
+    for limit_file, used_file, statistics_file, cached_line in _CGROUPS:
+        limit, used = _number_in(limit_file), _number_in(used_file)
         if limit is not None and limit < total:
             # The kernel frees its file cache if programs need the memory.
-            free = min(free, limit - (used or 0) + _cached_bytes(files))
+            cached = _number_in(statistics_file, f"{cached_line} ")
+            free = min(free, limit - (used or 0) + (cached or 0))
             total = limit
     return DeviceMemory(None, "memory", total, free)
 
@@ -177,17 +170,8 @@ def version_of(distribution: str) -> str | None:
         return None
 
 
-def _number_in(path: Path) -> int | None:
-    """None if the file does not exist or says `max`."""
-    if not path.is_file():
-        return None
-    text = path.read_text().strip()
-    return int(text) if text.isdecimal() else None
-
-
-def _cached_bytes(files: _CgroupFiles) -> int:
-    path = CGROUP / files.statistics
-    if not path.is_file():
-        return 0
-    match = re.search(rf"^{files.cached} (\d+)$", path.read_text(), re.MULTILINE)
-    return int(match[1]) if match is not None else 0
+def _number_in(file: str, prefix: str = "") -> int | None:
+    """The number in a line of a cgroup's file; None if the file does not exist or says `max`."""
+    path = CGROUP / file
+    match = re.search(rf"^{prefix}(\d+)$", path.read_text() if path.is_file() else "", re.MULTILINE)
+    return int(match[1]) if match is not None else None

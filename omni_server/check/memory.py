@@ -6,16 +6,16 @@ H200 with the 7B's sizes (steps of 8192 tokens, 64 requests).
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from omni_server.check.files import StoredWeights
 from omni_server.check.machine import Gpu
 from omni_server.check.report import DeviceMemory, Report, StageMemory, gb
-from omni_server.check.safetensors_headers import StoredWeights
 from omni_server.config.checkpoint_files import num_bits
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage, Stage
-from omni_server.family import StageFootprint
+from omni_server.family import KvLayout, StageFootprint
 from omni_server.metrics.replica_name import replica_names, split_replica_name
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
 
@@ -50,43 +50,14 @@ class ModelSizes:
         return sum(math.prod(shape) for stage in self.footprints.values() for shape in stage.tensors.values())
 
 
-@dataclass(frozen=True)
-class StageNeeds:
-    """A stage's part of one device."""
-
-    memory: StageMemory
-    kv_token_bytes: float
-    block_size: int
-    given_kv_bytes: int | None = None
-    """`kv_cache_memory_bytes`, if it is set."""
-
-    def kv_bytes(self, num_tokens: int) -> int:
-        """KV cache size for `num_tokens`."""
-        return math.ceil(self.kv_token_bytes * (num_tokens + self.block_size))
-
-    @property
-    def sequence_bytes(self) -> int:
-        """KV cache of one sequence of `max_model_len`."""
-        return self.kv_bytes(self.memory.max_model_len)
-
-    @property
-    def least(self) -> int:
-        """The smallest share with which the stage starts, with the requested KV cache or room for one
-        sequence."""
-        kv_bytes = self.sequence_bytes if self.given_kv_bytes is None else self.given_kv_bytes
-        return self.memory.taken + kv_bytes
-
-
-def stage_needs(
+def stage_memory(
     name: str, config: StageConfig, model: ModelSizes, total: int | None, replica: int = 0
-) -> StageNeeds:
+) -> StageMemory:
     """What one replica of the stage needs. `total` is the size of its GPU in bytes; None if it runs on a
     CPU."""
     stage, footprint = config.stages[name], model.footprints[name]
-    tensor_ranks = stage.tensor_parallel_size if isinstance(stage, ArStage) else 1
-    ranks = 1
     value_bytes = num_bits(_dtype(stage, footprint)) // 8
-    share = None if total is None else int(total * stage.gpu_memory_utilization)
+    ranks = 1
     reserve = PROCESS_BYTES if total is None else OUTSIDE_TORCH_BYTES
     if total is not None and isinstance(stage, ArStage):
         ranks = stage.num_ranks
@@ -101,7 +72,7 @@ def stage_needs(
     memory = StageMemory(
         name=replica_names(name, stage.replicas)[replica],
         devices=() if total is None else stage.devices_of(replica),
-        share=share,
+        share=None if total is None else int(total * stage.gpu_memory_utilization),
         weights=_weight_bytes(stage, footprint, model.stored) // ranks,
         state=num_streams * footprint.stream_state_bytes,
         activations=max(values * value_bytes, footprint.preparation_bytes) // ranks,
@@ -112,20 +83,30 @@ def stage_needs(
         max_num_seqs=stage.max_num_seqs,
         precision=_precision(stage, footprint),
     )
-    kv, kv_argument = footprint.kv, stage.engine_args.get("kv_cache_memory_bytes")
-    kv_bytes = (
-        int(kv_argument) if kv_argument is not None else None if share is None else share - memory.taken
-    )
-    if kv is None or kv_bytes is None:
-        return StageNeeds(memory, 0, 0)
+    return memory if footprint.kv is None else _with_kv_cache(memory, stage, footprint.kv, value_bytes)
+
+
+def _with_kv_cache(memory: StageMemory, stage: Stage, kv: KvLayout, value_bytes: int) -> StageMemory:
+    """Unchanged on a CPU unless the size is set."""
+    given = stage.engine_args.get("kv_cache_memory_bytes")
+    if given is None and memory.share is None:
+        return memory
+    kv_bytes = (memory.share or 0) - memory.taken if given is None else int(given)
     if str(stage.engine_args.get("kv_cache_dtype", "auto")).startswith("fp8"):
         value_bytes = 1
+    tensor_ranks = stage.tensor_parallel_size if isinstance(stage, ArStage) else 1
     # Keys and values. A head is on one rank, or on several if there are more ranks than heads.
     token_bytes = 2 * kv.num_layers * max(1, kv.num_kv_heads // tensor_ranks) * kv.head_dim * value_bytes
-    block_size = int(stage.engine_args.get("block_size", 128 if total is None else 16))  # vLLM's, in tokens
-    tokens = max(0, kv_bytes) // (token_bytes * block_size) * block_size
-    memory = replace(memory, kv_cache=kv_bytes, kv_tokens=tokens)
-    return StageNeeds(memory, token_bytes, block_size, None if kv_argument is None else kv_bytes)
+    # vLLM's, in tokens.
+    block_size = int(stage.engine_args.get("block_size", 128 if memory.share is None else 16))
+    return replace(
+        memory,
+        kv_cache=kv_bytes,
+        kv_tokens=max(0, kv_bytes) // (token_bytes * block_size) * block_size,
+        kv_token_bytes=token_bytes,
+        block_size=block_size,
+        given_kv_bytes=None if given is None else kv_bytes,
+    )
 
 
 def largest_graph(stage: Stage) -> int:
@@ -180,36 +161,30 @@ def _weight_bytes(stage: Stage, footprint: StageFootprint, stored: StoredWeights
 def check_gpu_memory(config: StageConfig, model: ModelSizes, gpus: list[Gpu], report: Report) -> None:
     """Compares stages with their shares and shares with devices. Adds findings to `report`."""
     by_index = {gpu.memory.index: gpu for gpu in gpus}
-    used = sorted({device for stage in config.stages.values() for device in stage.devices})
-    for index in used:
-        if index not in by_index:
+    for name, stage in config.stages.items():
+        problems: list[str] = []
+        for number in range(stage.replicas):
+            gpu = next((by_index[i] for i in stage.devices_of(number) if i in by_index), None)
+            if gpu is None or name not in model.footprints:
+                continue
+            memory = stage_memory(name, config, model, gpu.memory.total, number)
+            report.stages.append(memory)
+            problems += _dtype_problems(name, stage, model.footprints[name], gpu)
+            if memory.given_kv_bytes is not None:
+                problems += _kv_problems(name, memory)
+        report.errors("memory", problems)
+    for index in sorted({device for stage in config.stages.values() for device in stage.devices}):
+        if index in by_index:
+            report.devices.append(by_index[index].memory)
+            there = [memory for memory in report.stages if index in memory.devices]
+            report.errors("memory", _device_problems(config, by_index[index].memory, there))
+        else:
             users = [name for name, stage in config.stages.items() if index in stage.devices]
             report.error(
                 "memory",
                 f"device {index}, on which 'devices' puts {_and(users)}, is not there: this machine has "
                 f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}; choose devices among {list(by_index)}",
             )
-    needs: dict[str, StageNeeds] = {}
-    for name, stage in config.stages.items():
-        problems: list[str] = []
-        for number in range(stage.replicas):
-            devices = stage.devices_of(number)
-            gpu = next((by_index[device] for device in devices if device in by_index), None)
-            if gpu is None or name not in model.footprints:
-                continue
-            need = stage_needs(name, config, model, gpu.memory.total, number)
-            needs[need.memory.name] = need
-            report.stages.append(need.memory)
-            problems += _dtype_problems(name, stage, model.footprints[name].dtype, gpu)
-            if "kv_cache_memory_bytes" in stage.engine_args:
-                problems += _kv_problems(name, need)
-        report.errors("memory", dict.fromkeys(problems))
-    for index in used:
-        if index in by_index:
-            report.devices.append(by_index[index].memory)
-            there = {name: need for name, need in needs.items() if index in need.memory.devices}
-            problems = list(_device_problems(config, by_index[index].memory, there))
-            report.errors("memory", dict.fromkeys(problems))
 
 
 def check_cpu_memory(
@@ -217,25 +192,20 @@ def check_cpu_memory(
 ) -> None:
     """Compares all stages' sum with the machine's memory. `shared_memory`: bytes of queues, included."""
     report.devices.append(machine)
-    for name in config.stages:
+    for name, stage in config.stages.items():
         if name not in model.footprints:
             continue
-        needs = stage_needs(name, config, model, None)
-        names = replica_names(name, config.stages[name].replicas)
-        report.stages += [replace(needs.memory, name=replica) for replica in names]
-        field = f"stages.{name}.engine_args.kv_cache_memory_bytes"
-        if model.footprints[name].kv is None:
-            continue
-        if needs.memory.kv_cache is None:
+        memory = stage_memory(name, config, model, None)
+        names = replica_names(name, stage.replicas)
+        report.stages += [replace(memory, name=replica) for replica in names]
+        if model.footprints[name].kv is not None and memory.kv_cache is None:
             report.warn(
                 "memory",
-                f"{field} is not set: vLLM takes a share of the machine's memory for the KV cache; set it",
+                f"stages.{name}.engine_args.kv_cache_memory_bytes is not set: vLLM takes a share of the "
+                "machine's memory for the KV cache; set it",
             )
-        else:
-            report.errors("memory", _kv_problems(name, needs))
-    total = (
-        sum(stage.taken + (stage.kv_cache or 0) for stage in report.stages) + PROCESS_BYTES + shared_memory
-    )
+        report.errors("memory", _kv_problems(name, memory))
+    total = cpu_bytes(report.stages) + shared_memory
     if machine.free is not None and total > machine.free:
         report.error(
             "memory",
@@ -245,18 +215,22 @@ def check_cpu_memory(
         )
 
 
+def cpu_bytes(stages: Iterable[StageMemory]) -> int:
+    """What `stages` and the server take of the memory of a CPU machine."""
+    return sum(stage.taken + (stage.kv_cache or 0) for stage in stages) + PROCESS_BYTES
+
+
 def _device_problems(
-    config: StageConfig, device: DeviceMemory, needs: Mapping[str, StageNeeds]
+    config: StageConfig, device: DeviceMemory, stages: Sequence[StageMemory]
 ) -> Iterator[str]:
-    """Yields stages that exceed their shares, with remedies; then shares that exceed free memory. `needs` are
-    those of the replicas on the device, by name."""
-    shares = {name: need.memory.share or 0 for name, need in needs.items()}
-    small = [name for name, need in needs.items() if shares[name] < need.least]
+    """Yields stages that exceed their shares, with remedies; then shares that exceed free memory. `stages`
+    are the replicas on the device."""
+    small = [memory for memory in stages if (memory.share or 0) < memory.least]
     limit = int(MAX_MEMORY_FRACTION * device.total)
-    together = sum(need.least for need in needs.values())
+    together = sum(memory.least for memory in stages)
     if small and together > limit:
-        parts = " + ".join(f"{name} {gb(need.least)}" for name, need in needs.items())
-        fixed = [name for name, need in needs.items() if need.given_kv_bytes is not None]
+        parts = " + ".join(f"{memory.name} {gb(memory.least)}" for memory in stages)
+        fixed = [memory.name for memory in stages if memory.given_kv_bytes is not None]
         lower = f"lower kv_cache_memory_bytes of {_and(fixed)}, " if fixed else ""
         yield (
             f"device {device.index} has {gb(device.total)}, of which stages may take {gb(limit)}; they need "
@@ -265,58 +239,48 @@ def _device_problems(
             "choose a smaller model"
         )
     elif small:
-        spare = (limit - together) / together
-        fitting = {name: _share(need.least * (1 + spare) / device.total) for name, need in needs.items()}
-        for name in small:
-            need, (stage, _) = needs[name], split_replica_name(name)
+        # Rounded down, so that the sum stays within the limit.
+        fitting = ", ".join(
+            f"{memory.name} {math.floor(1000 * memory.least * limit / together / device.total) / 1000:g}"
+            for memory in stages
+        )
+        for memory in small:
+            stage, _ = split_replica_name(memory.name)
+            kv_cache = f"the KV cache of one sequence of {memory.max_model_len} tokens"
+            if memory.given_kv_bytes is not None:
+                kv_cache = f"the {gb(memory.given_kv_bytes)} of engine_args.kv_cache_memory_bytes"
             yield (
                 f"stages.{stage}.gpu_memory_utilization {config.stages[stage].gpu_memory_utilization:g} is "
-                f"{gb(shares[name])} of device {device.index}; the stage needs {gb(need.least)} at "
-                f"least ({gb(need.memory.taken)} and {_least_kv_cache(need)}). Shares that fit: "
-                f"{', '.join(f'{n} {share:g}' for n, share in fitting.items())}"
+                f"{gb(memory.share or 0)} of device {device.index}; the stage needs {gb(memory.least)} at "
+                f"least ({gb(memory.taken)} and {kv_cache}). Shares that fit: {fitting}"
             )
-    total = sum(shares.values())
+    total = sum(memory.share or 0 for memory in stages)
     if device.free is not None and total > device.free:
         yield (
             f"the stages ask for {gb(total)} of device {device.index}, which has {gb(device.free)} of "
             f"{gb(device.total)} free: end the programs that use it, or lower gpu_memory_utilization of "
-            f"{_and(list(needs))}"
+            f"{_and([memory.name for memory in stages])}"
         )
 
 
-def _least_kv_cache(need: StageNeeds) -> str:
-    """The KV cache in `need.least`, in words."""
-    if need.given_kv_bytes is None:
-        return f"the KV cache of one sequence of {need.memory.max_model_len} tokens"
-    return f"the {gb(need.given_kv_bytes)} of engine_args.kv_cache_memory_bytes"
-
-
-def _kv_problems(name: str, needs: StageNeeds) -> Iterator[str]:
-    """Checks a given KV cache size."""
-    memory = needs.memory
+def _kv_problems(name: str, memory: StageMemory) -> Iterator[str]:
     if memory.kv_tokens is not None and memory.kv_tokens < memory.max_model_len:
         yield (
             f"stages.{name}.engine_args.kv_cache_memory_bytes has room for {memory.kv_tokens} tokens, fewer "
             f"than the stage's max_model_len ({memory.max_model_len}): raise it to at least "
-            f"{needs.sequence_bytes}, or lower max_model_len"
+            f"{memory.kv_bytes(memory.max_model_len)}, or lower max_model_len"
         )
 
 
-def _dtype_problems(name: str, stage: Stage, dtype: str, gpu: Gpu) -> Iterator[str]:
+def _dtype_problems(name: str, stage: Stage, footprint: StageFootprint, gpu: Gpu) -> Iterator[str]:
+    dtype = _dtype(stage, footprint)
     if isinstance(stage, DiffusionStage):
-        compute_dtype: str = stage.compute_dtype("cuda")
-    else:
-        compute_dtype = dtype if stage.dtype == "auto" else stage.dtype
-    if compute_dtype == "bfloat16" and not gpu.has_bfloat16:
+        dtype = stage.compute_dtype("cuda")
+    if dtype == "bfloat16" and not gpu.has_bfloat16:
         yield (
             f"stages.{name}.dtype is bfloat16, which {gpu.memory.name} ({gpu.description}) does not have: set "
             "it to float16"
         )
-
-
-def _share(value: float) -> float:
-    """Rounds down so that the sum stays within the limit."""
-    return math.floor(1000 * value) / 1000
 
 
 def _and(names: list[str]) -> str:

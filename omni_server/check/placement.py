@@ -11,13 +11,12 @@ from typing import Literal
 from omni_server.check.machine import Gpu
 from omni_server.check.memory import (
     CAPTURE_SIZE,
-    PROCESS_BYTES,
     ModelSizes,
-    StageNeeds,
+    cpu_bytes,
     largest_graph,
-    stage_needs,
+    stage_memory,
 )
-from omni_server.check.report import DeviceMemory, gb
+from omni_server.check.report import DeviceMemory, StageMemory, gb
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import DiffusionStage, Stage
 from omni_server.errors import ConfigError
@@ -84,8 +83,7 @@ def plan(
 
 def check_cpu_plan(machine: DeviceMemory, config: StageConfig, model: ModelSizes) -> None:
     """Raises `ConfigError` if the stages do not fit the machine's memory."""
-    needs = [stage_needs(name, config, model, None) for name in model.footprints]
-    total = sum(need.memory.taken + (need.memory.kv_cache or 0) for need in needs) + PROCESS_BYTES
+    total = cpu_bytes(stage_memory(name, config, model, None) for name in model.footprints)
     if machine.free is not None and total > machine.free:
         raise ConfigError(
             f"{model.name} takes about {gb(total)} of memory on a CPU, and of {gb(machine.total)} "
@@ -186,15 +184,14 @@ def _sized_fields(stage: Stage, size: _Size) -> _Fields:
 def _fits_as_it_is(config: StageConfig, devices: _Devices, model: ModelSizes) -> bool:
     """`devices` are one GPU."""
     needs = _needs(config, devices, model).values()
-    total = sum(need.memory.share or 0 for need in needs)
-    has_room = all(need.least <= (need.memory.share or 0) for need in needs)
+    total = sum(need.share or 0 for need in needs)
+    has_room = all(need.least <= (need.share or 0) for need in needs)
     return has_room and total <= min(map(_budget, devices.values()))
 
 
 def _with_shares(config: StageConfig, devices: _Devices, model: ModelSizes) -> StageConfig | None:
     """Sets shares proportional to the stages' minimum needs, as large as GPUs allow; None if too small."""
-    needs = _needs(config, devices, model)
-    least = {name: _least(config.stages[name], need) for name, need in needs.items()}
+    least = {name: _least(need) for name, need in _needs(config, devices, model).items()}
     shares: dict[str, _Fields] = {}
     for name, gpu in devices.items():
         together = sum(least[other] for other in devices if devices[other] is gpu)
@@ -206,15 +203,13 @@ def _with_shares(config: StageConfig, devices: _Devices, model: ModelSizes) -> S
     return StageConfig.model_validate(_with_fields(config, shares).model_dump(by_alias=True))
 
 
-def _least(stage: Stage, need: StageNeeds) -> int:
+def _least(need: StageMemory) -> int:
     """Includes KV cache for one full-length sequence, or a short one per request."""
-    return need.memory.taken + need.kv_bytes(
-        max(stage.max_model_len, stage.max_num_seqs * TOKENS_PER_REQUEST)
-    )
+    return need.taken + need.kv_bytes(max(need.max_model_len, need.max_num_seqs * TOKENS_PER_REQUEST))
 
 
-def _needs(config: StageConfig, devices: _Devices, model: ModelSizes) -> dict[str, StageNeeds]:
-    return {name: stage_needs(name, config, model, gpu.memory.total) for name, gpu in devices.items()}
+def _needs(config: StageConfig, devices: _Devices, model: ModelSizes) -> dict[str, StageMemory]:
+    return {name: stage_memory(name, config, model, gpu.memory.total) for name, gpu in devices.items()}
 
 
 def _check_bfloat16(gpus: Sequence[Gpu], config: StageConfig) -> None:
@@ -263,7 +258,7 @@ def _smallest_gpus(base: StageConfig, model: ModelSizes, number: int) -> int:
     nowhere = [Gpu(DeviceMemory(index, "", 1, None), None) for index in range(number)]
     *_, devices = _placements(nowhere, base)
     config = _sized(_placed(base, devices), _SIZES[-1])
-    least = {name: _least(config.stages[name], need) for name, need in _needs(config, devices, model).items()}
+    least = {name: _least(need) for name, need in _needs(config, devices, model).items()}
     fullest = max(sum(least[name] for name in devices if devices[name] is gpu) for gpu in nowhere)
     return math.ceil(fullest / MAX_MEMORY_FRACTION / 1e9)
 

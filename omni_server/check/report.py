@@ -1,13 +1,18 @@
 """A check's findings, as text for people and as JSON for programs."""
 
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import Field, TypeAdapter
 
 from omni_server.errors import ConfigError
+
+T = TypeVar("T")
+Unreported = Annotated[T, Field(exclude=True)]
+"""What the JSON leaves out."""
 
 Severity = Literal["error", "warning", "unknown"]
 Area = Literal["files", "stage config", "memory", "shared memory", "installation", "network"]
@@ -61,11 +66,27 @@ class StageMemory:
     max_num_seqs: int
     precision: str
     """Type of the weights, such as `bfloat16`, or their quantization, such as `fp8` or `awq`."""
+    kv_token_bytes: Unreported[int] = 0
+    block_size: Unreported[int] = 0
+    """Tokens per block of the KV cache."""
+    given_kv_bytes: Unreported[int | None] = None
+    """`kv_cache_memory_bytes`, if it is set."""
 
     @property
     def taken(self) -> int:
         """All but the KV cache."""
         return self.weights + self.state + self.activations + self.reserve
+
+    @property
+    def least(self) -> int:
+        """The smallest share with which the stage starts, with the requested KV cache or room for one
+        sequence of `max_model_len`."""
+        given = self.given_kv_bytes
+        return self.taken + (self.kv_bytes(self.max_model_len) if given is None else given)
+
+    def kv_bytes(self, num_tokens: int) -> int:
+        """Size of a KV cache for `num_tokens`."""
+        return self.kv_token_bytes * (num_tokens + self.block_size)
 
 
 @dataclass(frozen=True)
@@ -102,7 +123,7 @@ class Report:
         self.findings.append(Finding("error", area, message))
 
     def errors(self, area: Area, messages: Iterable[str]) -> None:
-        for message in messages:
+        for message in dict.fromkeys(messages):
             self.error(area, message)
 
     def warn(self, area: Area, message: str) -> None:
@@ -128,7 +149,7 @@ class Report:
 
 def as_json(report: Report) -> str:
     """All fields, sizes in bytes, and `fits`: true, false, or null if unknown."""
-    return json.dumps({"fits": report.fits} | dataclasses.asdict(report), indent=2)
+    return json.dumps({"fits": report.fits} | TypeAdapter(Report).dump_python(report), indent=2)
 
 
 def as_text(report: Report) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omni_server.check.default_config import base_config, chosen_config
-from omni_server.check.files import small_file_problems, weight_problems
+from omni_server.check.files import StoredWeights, read_weights, small_file_problems, weight_problems
 from omni_server.check.machine import (
     Gpu,
     check_address,
@@ -21,11 +21,9 @@ from omni_server.check.machine import (
 from omni_server.check.memory import ModelSizes, check_cpu_memory, check_gpu_memory
 from omni_server.check.placement import Quantization
 from omni_server.check.report import DeviceMemory, Report
-from omni_server.check.safetensors_headers import StoredWeights, read_weights
 from omni_server.config.load import load_stage_config
 from omni_server.config.model_folder import HubUnreachableError, architectures_of, resolve_model_folder
 from omni_server.config.stage_config import Platform, StageConfig
-from omni_server.edge import check_longest_window
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.errors import ConfigError
 from omni_server.family import (
@@ -36,6 +34,7 @@ from omni_server.family import (
     open_model,
     servable_architectures,
 )
+from omni_server.orchestrator.codec_edge import check_longest_window
 from omni_server.transport.slab_queue import queue_bytes, refuse_unordered_machine
 
 
@@ -130,7 +129,11 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
             check_longest_window(config, model)
         _check_shared_memory(config, model, report, is_here=is_here)
         if config.platform == "cpu":
-            check_cpu_memory(config, sizes, _memory(options), report.shared_memory_needed or 0, report)
+            memory = memory_of_this_machine()
+            if options.device_memory is not None:
+                size = options.device_memory[0]
+                memory = DeviceMemory(None, "memory", size, size)
+            check_cpu_memory(config, sizes, memory, report.shared_memory_needed or 0, report)
         else:
             check_gpu_memory(config, sizes, _gpus(config, options) if gpus is None else gpus, report)
     return report
@@ -177,13 +180,6 @@ def _check_shared_memory(config: StageConfig, model: FamilyModel, report: Report
             "enlarge it (docker run --shm-size or --ipc=host), or lower queue.capacity of the edge or "
             "max_num_batched_tokens of the stage that sends",
         )
-
-
-def _memory(options: CheckOptions) -> DeviceMemory:
-    if options.device_memory is None:
-        return memory_of_this_machine()
-    size = options.device_memory[0]
-    return DeviceMemory(None, "memory", size, size)
 
 
 def _gpus(config: StageConfig, options: CheckOptions) -> list[Gpu]:

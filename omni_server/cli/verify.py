@@ -54,19 +54,24 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def _verify(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     refuse_two_models(parser, options)
-    from omni_server.verify.report import ReportFile, as_markdown, as_table  # numpy and torch: not for --help
+    from omni_server.verify.report import (  # numpy and torch: not for --help
+        as_markdown,
+        as_table,
+        new_report_file,
+    )
     from omni_server.verify.run import VerifyOptions, verify
 
     on_progress = progress_printer(partial(print, file=sys.stderr, flush=True))
     options.model = options.model or str(speaking_demo())
-    file = ReportFile(options.report, options.model)
     # SIGTERM ends the engines, too.
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    report = verify(options_of(VerifyOptions, options), on_progress)
-    print(as_table(report))
-    try:
-        print(f"report: {file.write(as_markdown(report))}")
-    except OSError as error:
-        complain(f"omni-server: failed: the report cannot be written: {error}")
-        return EXIT_CODES[False]
+    with new_report_file(options.report, options.model) as file:
+        report = verify(options_of(VerifyOptions, options), on_progress)
+        print(as_table(report))
+        try:
+            file.write_text(as_markdown(report), encoding="utf-8")
+        except OSError as error:
+            complain(f"omni-server: failed: the report cannot be written: {error}")
+            return EXIT_CODES[False]
+    print(f"report: {file}")
     return EXIT_CODES[report.agrees]

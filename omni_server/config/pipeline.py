@@ -109,7 +109,7 @@ class EdgeSpec:
     payload: Payload
     function: str | None = None
     """`package.module:Class`, the family's code for the edge. `Embeddings`: the producer's half, a
-    `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.edge.CodecEdgeFactory`.
+    `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.family.CodecEdgeFactory`.
     `Tensor`: none."""
     chunks: ChunkPlan | None = None
     """`TokenFrames` only: how they are cut into windows unless the stage config says otherwise. If it is an

@@ -8,8 +8,8 @@ from omni_server.config.stages import CommonStage
 from omni_server.engine.prompt_rendering import context_length_exceeded
 from omni_server.errors import InvalidRequestError
 from omni_server.family import DiffusionPrompt, FamilyModel
-from omni_server.images import ImageFeatures, ImageOutput, ImageSize
 from omni_server.types import ChatMessage, ImagePart
+from omni_server.types.images import ImageFeatures, ImageOutput, ImageSize
 
 _PLAIN = ImageOutput()
 _PARAMETERS = tuple(field.name for field in fields(ImageOutput) if field.name not in ("size", "seed"))

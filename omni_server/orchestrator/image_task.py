@@ -10,10 +10,10 @@ from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
 from omni_server.errors import CorruptDataError
 from omni_server.family import DiffusionPrompt
-from omni_server.images import ImageDone, ImageProgress, ImageSize, PartialImage
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.request_graph import RequestGraph
 from omni_server.protocol.images import StageEvent, StepProgress
+from omni_server.types.images import ImageDone, ImageProgress, ImageSize, PartialImage
 
 
 @dataclass(eq=False)

@@ -24,7 +24,6 @@ from omni_server.errors import (
     StageDownError,
 )
 from omni_server.family import EmbeddingsPrompt, FamilyModel
-from omni_server.images import ImageOutput
 from omni_server.orchestrator.caller_turns import CallerTurns
 from omni_server.orchestrator.image_requests import ImageRequests
 from omni_server.orchestrator.image_task import ImageTask
@@ -48,6 +47,7 @@ from omni_server.types import (
     TextPart,
     VideoPart,
 )
+from omni_server.types.images import ImageOutput
 
 _READ_ONLY = SamplingConfig(temperature=0.0, max_tokens=1)
 """For a given reply: one pass over the reply computes its rows. vLLM must still sample a token, which is

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_server.audio.filters import Resampler
-from omni_server.edge import CodecEdge
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.engine_handle import EngineHandle, HandleT, Stage
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.sampling import StageSampling
 from omni_server.errors import CorruptDataError, OmniError
+from omni_server.family import CodecEdge
 from omni_server.orchestrator.caller_turns import Turn
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs

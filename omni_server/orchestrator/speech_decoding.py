@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import TokenFrames
 from omni_server.config.stage_config import Edge, StageConfig
-from omni_server.edge import CodecEdgeFactory, load_edge_function
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
 from omni_server.errors import ConfigError
-from omni_server.family import CodecLayout, FamilyModel
+from omni_server.family import CodecEdgeFactory, CodecLayout, FamilyModel
+from omni_server.orchestrator.codec_edge import load_edge_function
 from omni_server.orchestrator.speech_scheduler import ComingStreams, SpeechScheduler
 
 
@@ -50,7 +49,7 @@ def speech_decoding(
         )
     assert edge.chunks is not None
     assert edge.function is not None
-    factory = cast(CodecEdgeFactory, load_edge_function(edge.function))
+    factory = load_edge_function(edge.function)
     # Rejects a plan that does not fit the model here rather than at the first request.
     factory(edge.chunks, layout, voice=family.voices[0], noise_seed=0)
     replicas = stages[0].handles

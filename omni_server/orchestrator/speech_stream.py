@@ -17,9 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_server.audio.waveform_check import waveform_fault
-from omni_server.edge import CodecEdge, DecoderWindow, Frame
 from omni_server.errors import CorruptDataError
-from omni_server.family import CodecLayout
+from omni_server.family import CodecEdge, CodecLayout, DecoderWindow, Frame
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.speech_scheduler import PlayoutBuffer, SpeechScheduler

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.images import Lora
+from omni_server.types.images import Lora
 
 PIXELS_PER_TOKEN = 16 * 16
 """Image tokens are the unit of such a stage's limits: one is a square of 16 x 16 pixels of the image, which

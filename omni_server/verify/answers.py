@@ -6,18 +6,17 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
-from omni_server.edge import CodecEdgeFactory, DecoderWindow, load_edge_function
 from omni_server.engine import fork_server
 from omni_server.errors import OmniError
-from omni_server.family import CodecLayout, ModelFamily
+from omni_server.family import CodecLayout, DecoderWindow, ModelFamily
 from omni_server.omni import AsyncOmni
+from omni_server.orchestrator.codec_edge import load_edge_function
 from omni_server.types import (
     SAMPLE_RATE_HZ,
     AudioDelta,
@@ -203,7 +202,7 @@ async def _decoded_whole(
     is_audio = config.stage_spec(edge.target).output == "audio"
     if not is_audio or not 0 < len(codes) <= config.stages[edge.target].max_model_len:
         return None
-    factory = cast(CodecEdgeFactory, load_edge_function(edge.function))
+    factory = load_edge_function(edge.function)
     plan = edge.chunks.model_copy(update={"mode": "whole"})
     cutting = factory(plan, codec, voice=case.voice, noise_seed=NOISE_SEED)
     width = config.num_codebooks

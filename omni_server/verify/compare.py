@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omni_server.reference import Difference, ReferenceAnswer
+from omni_server.protocol.reference import Difference, ReferenceAnswer
 from omni_server.verify.answers import Answer, NoAnswer, Samples
 from omni_server.verify.cases import Case
 

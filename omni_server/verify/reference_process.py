@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from omni_server.protocol.parent_watch import watch_parent
-from omni_server.reference import ReferenceAnswer, ReferenceFactory, ReferenceJob
+from omni_server.protocol.reference import ReferenceAnswer, ReferenceFactory, ReferenceJob
 
 END_TIMEOUT_S = 10.0
 """For the process to exit after SIGKILL."""

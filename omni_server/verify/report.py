@@ -3,7 +3,8 @@
 import math
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,45 +55,30 @@ class Report:
         return all(result.agrees for result in self.results)
 
 
-class ReportFile:
-    """The file for a report, which never overwrites another. It is chosen before the work, which takes
-    minutes, and written after it."""
+@contextmanager
+def new_report_file(wanted: Path | None, model: str) -> Iterator[Path]:
+    """Creates the file for a report before the work, which takes minutes, and removes it if the block fails.
 
-    def __init__(self, wanted: Path | None, model: str) -> None:
-        """`wanted` must not exist yet. Without it, the file is omni-server-verify-MODEL.md in the working
-        directory or, if that exists, the first free name with -2, -3 and so on. Raises `ConfigError` if it
-        cannot be written."""
-        self._wanted = wanted
-        name = re.sub(r"[^\w.-]+", "-", Path(model).expanduser().resolve().name) or "model"
-        self._stem = f"omni-server-verify-{name}"
-        if wanted is not None and wanted.exists():
-            raise ConfigError(f"--report {wanted} exists; give another name, or remove it")
-        try:
-            probe = self._create()
-        except OSError as error:
-            raise ConfigError(f"--report: {error.filename} cannot be written: {error.strerror}") from error
-        probe.unlink()
-
-    def write(self, text: str) -> Path:
-        """Returns the file written. Raises `OSError`."""
-        path = self._create()
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    def _create(self) -> Path:
-        """Creates an empty file that did not exist."""
-        if self._wanted is not None:
-            self._wanted.touch(exist_ok=False)
-            return self._wanted
-        number = 1
-        while True:
-            path = Path(f"{self._stem}.md" if number == 1 else f"{self._stem}-{number}.md")
-            try:
-                path.touch(exist_ok=False)
-            except FileExistsError:
-                number += 1
-            else:
-                return path
+    `wanted` must not exist yet. Without it, the file is omni-server-verify-MODEL.md in the working directory
+    or, if that exists, the first free name with -2, -3 and so on. Raises `ConfigError` if it cannot be
+    written.
+    """
+    name = re.sub(r"[^\w.-]+", "-", Path(model).expanduser().resolve().name) or "model"
+    path, number = wanted or Path(f"omni-server-verify-{name}.md"), 1
+    while wanted is None and path.exists():
+        number += 1
+        path = Path(f"omni-server-verify-{name}-{number}.md")
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError as error:
+        raise ConfigError(f"--report {path} exists; give another name, or remove it") from error
+    except OSError as error:
+        raise ConfigError(f"--report: {path} cannot be written: {error.strerror}") from error
+    try:
+        yield path
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def as_table(report: Report) -> str:

@@ -12,7 +12,7 @@ from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, ModelFamily, load_family, open_model
-from omni_server.reference import ReferenceAnswer, ReferenceJob
+from omni_server.protocol.reference import ReferenceAnswer, ReferenceJob
 from omni_server.types import SAMPLE_RATE_HZ
 from omni_server.verify.answers import NOISE_SEED, Answer, NoAnswer, answer_all, repetition_penalties
 from omni_server.verify.cases import Case, Prompt, all_prompts, cases_of, chosen

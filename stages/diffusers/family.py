@@ -19,9 +19,9 @@ from omni_server.family import (
     NeededFile,
     StageFootprint,
 )
-from omni_server.images import FreeSizes, ImageFeatures, ImageOutput, ImageSize
 from omni_server.protocol.images import PIXELS_PER_TOKEN, ImageJob, Pixels, encode_job, num_image_tokens
 from omni_server.types import ChatMessage, ImagePart, Output, Task, TextPart
+from omni_server.types.images import FreeSizes, ImageFeatures, ImageOutput, ImageSize
 from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_folder import (
     CONFIG_FORMAT,

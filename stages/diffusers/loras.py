@@ -7,7 +7,7 @@ from typing import Any
 
 from omni_server.config.checkpoint_files import config_errors
 from omni_server.errors import ConfigError
-from omni_server.images import Lora
+from omni_server.types.images import Lora
 
 Loras = tuple[Lora, ...]
 

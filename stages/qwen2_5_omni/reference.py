@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import BatchFeature, Qwen2_5OmniForConditionalGeneration
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from omni_server.reference import Difference, ReferenceJob
+from omni_server.protocol.reference import Difference, ReferenceJob
 from omni_server.types import ChatMessage, TextPart
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen_omni.forced_reference import (
@@ -67,7 +67,7 @@ class _GivenNoise(TorchFunctionMode):
 
 
 class Qwen25OmniReference(ForcedReference):
-    """Implements `omni_server.reference.Reference`."""
+    """Implements `omni_server.protocol.reference.Reference`."""
 
     model_class = Qwen2_5OmniForConditionalGeneration
     noise_seed = 0

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.edge import DecoderWindow, Frame
 from omni_server.errors import ConfigError
-from omni_server.family import CodecLayout
+from omni_server.family import CodecLayout, DecoderWindow, Frame
 from stages.codec_chunking import CodecChunker, Window
 from stages.qwen2_5_omni.codec_window import CodecWindow
 from stages.qwen2_5_omni.options import Code2WavChunks
@@ -20,7 +19,7 @@ class Code2WavLayout(CodecLayout):
 
 
 class TalkerToCode2Wav:
-    """Implements `omni_server.edge.CodecEdge` for one stream. A frame is one codec token."""
+    """Implements `omni_server.family.CodecEdge` for one stream. A frame is one codec token."""
 
     def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
         assert isinstance(plan, Code2WavChunks)

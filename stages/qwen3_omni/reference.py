@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from transformers import BatchFeature, LogitsProcessorList, Qwen3OmniMoeForConditionalGeneration
 
-from omni_server.reference import Difference, ReferenceJob
+from omni_server.protocol.reference import Difference, ReferenceJob
 from stages.qwen3_omni.reference_repairs import repair, repair_audio, repair_processor
 from stages.qwen_omni.forced_reference import ForcedChoice, ForcedReference, along, one_each
 
 
 class Qwen3OmniReference(ForcedReference):
-    """Implements `omni_server.reference.Reference`."""
+    """Implements `omni_server.protocol.reference.Reference`."""
 
     model_class = Qwen3OmniMoeForConditionalGeneration
 

@@ -6,16 +6,15 @@ from collections import deque
 from collections.abc import Sequence
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.edge import DecoderWindow, Frame
 from omni_server.errors import ConfigError
-from omni_server.family import CodecLayout
+from omni_server.family import CodecLayout, DecoderWindow, Frame
 from stages.codec_chunking import CodecChunker, Window
 from stages.qwen3_omni.codec_layout import Code2WavLayout
 from stages.qwen3_omni.codec_window import CodecWindow, encode_frame
 
 
 class TalkerToCode2Wav:
-    """Implements `omni_server.edge.CodecEdge` for one stream. The voice is in the codes already, and the
+    """Implements `omni_server.family.CodecEdge` for one stream. The voice is in the codes already, and the
     decoder draws no noise."""
 
     def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:

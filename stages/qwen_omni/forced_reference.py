@@ -20,7 +20,7 @@ import transformers
 from PIL import Image
 from transformers import AutoProcessor, BatchFeature, LogitsProcessor, LogitsProcessorList
 
-from omni_server.reference import Difference, ReferenceAnswer, ReferenceJob
+from omni_server.protocol.reference import Difference, ReferenceAnswer, ReferenceJob
 from omni_server.types import AudioPart, ChatMessage, ContentPart, ImagePart, VideoPart
 from stages.chat_prompts import template_part
 
@@ -30,7 +30,7 @@ class NothingToSpeakError(Exception):
 
 
 class ForcedReference(ABC):
-    """Implements `omni_server.reference.Reference` for models of a thinker, a talker and a decoder."""
+    """Implements `omni_server.protocol.reference.Reference` for models of a thinker, a talker and a decoder."""
 
     model_class: Any
     """Of transformers."""

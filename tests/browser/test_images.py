@@ -10,8 +10,8 @@ from PIL import Image
 from selenium.webdriver.common.keys import Keys
 
 from omni_server.errors import InvalidRequestError
-from omni_server.images import ImageOutput, ImageProgress, ImageSize, PartialImage
 from omni_server.types import ImagePart, TextPart
+from omni_server.types.images import ImageOutput, ImageProgress, ImageSize, PartialImage
 from tests.browser.browser import DOWNLOADS, MEDIA, Browser, WebPage, wait_until
 from tests.browser.scripted_server import ScriptedServer
 from tests.browser.test_access import accessible_controls

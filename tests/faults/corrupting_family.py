@@ -14,9 +14,8 @@ from typing import Any
 from vllm.v1.engine import EngineCoreOutput
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.edge import CodecEdge, DecoderWindow, Frame
 from omni_server.engine.async_engine import RowOutputProcessor
-from omni_server.family import CodecLayout, HfOverrides
+from omni_server.family import CodecEdge, CodecLayout, DecoderWindow, Frame, HfOverrides
 from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
 from omni_server.protocol.rows import RowsFeed, RowsPayload, TextSegment
 from stages.qwen2_5_omni import FAMILY as QWEN2_5_OMNI

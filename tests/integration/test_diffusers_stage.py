@@ -22,11 +22,11 @@ from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_args import diffusion_engine_args
 from omni_server.engine.engine_handle import Stage
 from omni_server.errors import CorruptDataError, StageError
-from omni_server.images import ImageDone, ImageOutput, ImageProgress, ImageSize, PartialImage
 from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.protocol.images import StepProgress, decode_job, encode_job
 from omni_server.types import ChatMessage, Finished, OmniEvent, OmniRequest, TextPart
+from omni_server.types.images import ImageDone, ImageOutput, ImageProgress, ImageSize, PartialImage
 from stages.diffusers import FAMILY
 from stages.diffusers.options import DiffusersStage
 from tests.checkpoints.write import make_demo_checkpoint

@@ -8,8 +8,8 @@ import msgspec
 
 from omni_server.config.pipeline import Pipeline, StageSpec
 from omni_server.family import DiffusionPrompt, HfOverrides
-from omni_server.images import ImageOutput, ImageSize
 from omni_server.types import ChatMessage
+from omni_server.types.images import ImageOutput, ImageSize
 from tests.toy_families.toy import ToyFamily, ToyModel, text_of, with_architecture
 
 PAINTER = "ToyPainter"

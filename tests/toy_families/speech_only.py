@@ -8,9 +8,8 @@ import msgspec
 
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import EdgeSpec, Pipeline, StageSpec, TokenFrames
-from omni_server.edge import DecoderWindow, Frame
 from omni_server.errors import ConfigError
-from omni_server.family import CodecLayout, HfOverrides
+from omni_server.family import CodecLayout, DecoderWindow, Frame, HfOverrides
 from stages.codec_chunking import CodecChunker, Window
 from tests.toy_families.toy import END, ToyFamily, ToyModel, with_architecture
 
@@ -29,7 +28,7 @@ class WindowInput(msgspec.Struct, frozen=True):
 
 
 class Windows:
-    """Implements `omni_server.edge.CodecEdge`. The decoder keeps no state and ignores context."""
+    """Implements `omni_server.family.CodecEdge`. The decoder keeps no state and ignores context."""
 
     def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
         if plan.carries_state:

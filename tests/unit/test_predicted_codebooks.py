@@ -11,7 +11,6 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
-from omni_server.edge import check_longest_window
 from omni_server.engine import launcher
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import EngineProcesses
@@ -21,6 +20,7 @@ from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, ModelFamily
 from omni_server.omni import WARM_UP_LENGTH, warm_up_request
+from omni_server.orchestrator.codec_edge import check_longest_window
 from omni_server.protocol.runtime_config import PredictorSamplingSpec, StageRuntimeConfig
 from tests.toy_families.predicting import FAMILY, NUM_PREDICTED
 from tests.toy_families.speech_only import NUM_CODEBOOKS, SpeechModel

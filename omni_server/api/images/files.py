@@ -12,7 +12,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from omni_server.api.image_options import ImageFormat, ImageOptions
 from omni_server.api.images.schemas import ImageFields
-from omni_server.images import ImageOutput, ImageSize
+from omni_server.types.images import ImageOutput, ImageSize
 
 TEXT_CHUNK = "parameters"
 """Keyword of a PNG's text chunk with the request, as JSON."""

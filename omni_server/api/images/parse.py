@@ -21,8 +21,8 @@ from omni_server.api.state import ObservedGenerator
 from omni_server.api.validation import unsupported
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generation
-from omni_server.images import ImageOutput, ImageSize, Lora
 from omni_server.types import ChatMessage, ImagePart, ModelInfo, OmniRequest, TextPart
+from omni_server.types.images import ImageOutput, ImageSize, Lora
 
 PARAMETERS: Mapping[str, str] = {
     "negative_prompt": "negative_prompt",

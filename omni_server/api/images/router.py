@@ -41,8 +41,8 @@ from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, named_fra
 from omni_server.api.validation import read_json, unsupported, validate
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generation
-from omni_server.images import ImageDone, ImageOutput, ImageProgress, PartialImage
 from omni_server.types import Finished, ImagePart, Usage
+from omni_server.types.images import ImageDone, ImageOutput, ImageProgress, PartialImage
 
 _EXAMPLES: dict[str, dict[str, object]] = {
     "image": {"prompt": "A lighthouse at dusk", "seed": 1},

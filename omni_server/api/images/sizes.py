@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from omni_server.api.config import ApiConfig
 from omni_server.api.images.schemas import MAX_PARTIAL_IMAGES
 from omni_server.errors import ConfigError
-from omni_server.images import ImageSize
 from omni_server.types import ImagePart, ModelInfo
+from omni_server.types.images import ImageSize
 
 _BYTES_PER_PIXEL = 3
 

@@ -9,15 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_server.errors import OmniError, StageDownError
-from omni_server.images import (
-    FreeSizes,
-    ImageDone,
-    ImageFeatures,
-    ImageOutput,
-    ImageProgress,
-    ImageSize,
-    PartialImage,
-)
 from omni_server.types import (
     AudioDelta,
     ChatMessage,
@@ -33,6 +24,15 @@ from omni_server.types import (
     TextDone,
     TextPart,
     Usage,
+)
+from omni_server.types.images import (
+    FreeSizes,
+    ImageDone,
+    ImageFeatures,
+    ImageOutput,
+    ImageProgress,
+    ImageSize,
+    PartialImage,
 )
 
 MODEL = ModelInfo(

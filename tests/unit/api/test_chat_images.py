@@ -14,8 +14,8 @@ from PIL import Image
 from omni_server.api.config import ApiConfig
 from omni_server.api.streaming import KEEP_ALIVE
 from omni_server.errors import InvalidRequestError, StageDeadError
-from omni_server.images import ImageDone, ImageOutput, ImageProgress, ImageSize
 from omni_server.types import Finished, PromptTokens, TextDelta, TextDone, Usage
+from omni_server.types.images import ImageDone, ImageOutput, ImageProgress, ImageSize
 from tests.unit.api.clients import app_of, chat, error_of, openai_client, post
 from tests.unit.api.fake_generator import (
     EDITING_MODEL,

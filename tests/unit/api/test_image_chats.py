@@ -10,9 +10,9 @@ import pytest
 from omni_server.api.config import ApiConfig
 from omni_server.api.media_loader import LARGEST_IN_MEMORY
 from omni_server.errors import StageDeadError
-from omni_server.images import ImageOutput, ImageProgress, ImageSize
 from omni_server.media.limits import MediaLimits
 from omni_server.types import ChatMessage, ImagePart, TextPart
+from omni_server.types.images import ImageOutput, ImageProgress, ImageSize
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import app_of, chat, data_url, error_of, openai_client, post
 from tests.unit.api.fake_generator import (

@@ -20,9 +20,9 @@ from omni_server.api.images.router import MAX_IMAGE_BYTES, MAX_INPUT_IMAGES
 from omni_server.api.media_loader import LARGEST_IN_MEMORY
 from omni_server.api.state import ServerState
 from omni_server.errors import InvalidRequestError
-from omni_server.images import ImageOutput, ImageSize
 from omni_server.media.limits import MediaLimits
 from omni_server.types import ImagePart, TextPart
+from omni_server.types.images import ImageOutput, ImageSize
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import app_of, error_of, http_client, openai_client
 from tests.unit.api.fake_generator import (

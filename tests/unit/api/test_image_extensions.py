@@ -10,8 +10,8 @@ from PIL import Image
 
 from omni_server.api.config import ApiConfig
 from omni_server.api.images.files import TEXT_CHUNK
-from omni_server.images import ImageOutput, ImageSize, Lora
 from omni_server.types import ModelInfo
+from omni_server.types.images import ImageOutput, ImageSize, Lora
 from tests.unit.api.clients import app_of, error_of, http_client
 from tests.unit.api.fake_generator import EDITING_MODEL, IMAGE_MODEL, IMAGE_PROMPT, MODEL, FakeGenerator
 from tests.unit.api.test_images import PROMPT, ask, files_of, painted, painter

@@ -12,7 +12,7 @@ from PIL import Image
 
 from omni_server.api.config import ApiConfig
 from omni_server.errors import CorruptDataError, OverloadedError, StageDeadError
-from omni_server.images import ImageDone, ImageOutput, ImageProgress, ImageSize
+from omni_server.types.images import ImageDone, ImageOutput, ImageProgress, ImageSize
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import app_of, error_of, http_client, openai_client
 from tests.unit.api.fake_generator import (

@@ -21,8 +21,8 @@ from omni_server.errors import (
     OverloadedError,
     StageDeadError,
 )
-from omni_server.images import ImageOutput, ImageProgress, ImageSize
 from omni_server.types import ChatMessage, TextPart
+from omni_server.types.images import ImageOutput, ImageProgress, ImageSize
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import app_of, chat, error_of, http_client, openai_client, post
 from tests.unit.api.fake_generator import (

@@ -7,8 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from omni_server.check.files import weight_problems
-from omni_server.check.safetensors_headers import read_weights
+from omni_server.check.files import read_weights, weight_problems
 from omni_server.config.model_folder import architectures_of, config_file, resolve_model_folder
 from omni_server.errors import ConfigError
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from omni_server.check.default_config import default_stage_config
+from omni_server.check.files import StoredWeights
 from omni_server.check.machine import Gpu
-from omni_server.check.memory import CAPTURE_SIZE, ModelSizes, check_gpu_memory, stage_needs
+from omni_server.check.memory import CAPTURE_SIZE, ModelSizes, check_gpu_memory, stage_memory
 from omni_server.check.placement import TOKENS_PER_REQUEST, Quantization, plan
 from omni_server.check.report import DeviceMemory, Report
-from omni_server.check.safetensors_headers import StoredWeights
 from omni_server.config.checkpoint_files import StoredTensor
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
@@ -308,7 +308,7 @@ def test_weights_that_a_quantized_checkpoint_keeps_in_16_bits_count_as_stored(
 
     def weights(stored: StoredWeights) -> int:
         sizes = ModelSizes("7b", {"thinker": in_fp8}, stored)
-        return stage_needs("thinker", BASE, sizes, 80 * GIB).memory.weights
+        return stage_memory("thinker", BASE, sizes, 80 * GIB).weights
 
     more = sum(math.prod(tensor.shape) for tensor in kept.values())
     assert more > 1e9

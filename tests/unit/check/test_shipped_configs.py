@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 
 from omni_server.check.default_config import load_for
+from omni_server.check.files import StoredWeights
 from omni_server.check.machine import Gpu
-from omni_server.check.memory import CAPTURE_SIZE, ModelSizes, check_cpu_memory, check_gpu_memory, stage_needs
+from omni_server.check.memory import (
+    CAPTURE_SIZE,
+    ModelSizes,
+    check_cpu_memory,
+    check_gpu_memory,
+    stage_memory,
+)
 from omni_server.check.placement import Quantization, plan
 from omni_server.check.report import DeviceMemory, Report
-from omni_server.check.safetensors_headers import StoredWeights
 from omni_server.config.load import find_shipped_config, load_stage_config, shipped_configs
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
@@ -108,9 +114,9 @@ def test_graphs_of_more_tokens_take_memory_from_the_kv_cache(folders: Folders) -
         changed = thinker.model_copy(update={"engine_args": {**thinker.engine_args, **engine_args}})
         stages = {**config.stages, "thinker": changed}
         with_arguments = config.model_copy(update={"stages": stages})
-        needs = stage_needs("thinker", with_arguments, sizes, int(FOUND_141 * GIB))
-        assert needs.memory.kv_cache is not None
-        return needs.memory.kv_cache
+        needs = stage_memory("thinker", with_arguments, sizes, int(FOUND_141 * GIB))
+        assert needs.kv_cache is not None
+        return needs.kv_cache
 
     shipped, fewer, none = kv_bytes(), kv_bytes(max_cudagraph_capture_size=512), kv_bytes(enforce_eager=True)
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from omni_server.cli.serve import curl_example, ready_message
-from omni_server.images import ImageFeatures, ImageSize
 from omni_server.types import AboutModel, ModelInfo
+from omni_server.types.images import ImageFeatures, ImageSize
 
 
 def model_info(*, name: str = "demo", voices: tuple[str, ...] = ("Chelsie", "Ethan")) -> ModelInfo:

@@ -11,7 +11,6 @@ from vllm import SamplingParams
 
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import TokenFrames
-from omni_server.edge import DecoderWindow, Frame
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.async_engine import RowSink
@@ -20,7 +19,7 @@ from omni_server.engine.engine_handle import EngineHandle, EngineLife, Stage
 from omni_server.engine.feed_outbox import FeedOutbox
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.errors import CorruptDataError
-from omni_server.family import CodecLayout, TextRows
+from omni_server.family import CodecLayout, DecoderWindow, Frame, TextRows
 from omni_server.metrics.replica_name import split_replica_name
 from omni_server.orchestrator.caller_turns import CallerTurns
 from omni_server.orchestrator.request_graph import ArTask, AudioTask, RequestGraph, TextOutput

@@ -25,11 +25,11 @@ from omni_server.errors import (
     StageDownError,
 )
 from omni_server.family import DiffusionPrompt, FamilyModel
-from omni_server.images import ImageDone, ImageOutput, ImageSize
 from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.protocol.diffusion import decode_stage_result
 from omni_server.protocol.images import StageEvent
 from omni_server.types import ChatMessage, Finished, OmniRequest, TextPart
+from omni_server.types.images import ImageDone, ImageOutput, ImageSize
 from tests.toy_families import image_only
 from tests.toy_families.image_only import ImageInput, ImageModel
 from tests.unit.orchestrator.fake_stages import FakeEngine, collected, settle

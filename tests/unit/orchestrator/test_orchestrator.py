@@ -35,7 +35,6 @@ from omni_server.family import (
     SourceSpan,
     TextRows,
 )
-from omni_server.images import ImageFeatures, ImageOutput, ImageSize
 from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.protocol.rows import (
     REQUEST_KEY,
@@ -62,6 +61,7 @@ from omni_server.types import (
     ToolUse,
     VideoPart,
 )
+from omni_server.types.images import ImageFeatures, ImageOutput, ImageSize
 from tests.unit.orchestrator.fake_stages import FakeArStage, FakeCode2Wav, FakeCodecEdge, collected, settle
 
 MAX_MODEL_LEN = 64

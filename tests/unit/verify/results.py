@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from omni_server.reference import ReferenceAnswer
+from omni_server.protocol.reference import ReferenceAnswer
 from omni_server.types import ChatMessage, TextPart
 from omni_server.verify.answers import Answer
 from omni_server.verify.cases import Case, Prompt

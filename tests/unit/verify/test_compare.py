@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from omni_server.reference import Difference
+from omni_server.protocol.reference import Difference
 from omni_server.verify.answers import NoAnswer
 from omni_server.verify.cases import Case
 from omni_server.verify.compare import Precision, compare, signal_to_noise_db, token_match

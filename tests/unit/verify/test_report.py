@@ -8,15 +8,15 @@ import pytest
 
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.errors import ConfigError
-from omni_server.reference import Difference
+from omni_server.protocol.reference import Difference
 from omni_server.verify.answers import NoAnswer
 from omni_server.verify.compare import CaseResult, compare
 from omni_server.verify.machine import Checkpoint, checkpoint, hardware, versions
 from omni_server.verify.report import (
     Report,
-    ReportFile,
     as_markdown,
     as_table,
+    new_report_file,
     verdict,
     without_personal_data,
 )
@@ -139,23 +139,31 @@ def test_a_checkpoint_is_named_by_its_config_its_size_and_its_commit(tmp_path: P
 
 def test_no_report_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    written = [str(ReportFile(None, "Qwen/My Model").write(text)) for text in ("one", "two", "three")]
+    written = []
+    for text in ("one", "two", "three"):
+        with new_report_file(None, "Qwen/My Model") as file:
+            file.write_text(text)
+            written.append(str(file))
     assert written == [f"omni-server-verify-My-Model{number}.md" for number in ("", "-2", "-3")]
     assert Path(written[0]).read_text() == "one"
 
 
 def test_a_named_report_must_not_exist(tmp_path: Path) -> None:
     file = tmp_path / "report.md"
-    assert ReportFile(file, "m").write("text") == file
-    with pytest.raises(ConfigError, match=r"report\.md exists"):
-        ReportFile(file, "m")
+    with new_report_file(file, "m") as created:
+        assert created == file
+    with pytest.raises(ConfigError, match=r"report\.md exists"), new_report_file(file, "m"):
+        pytest.fail("it was given")
 
 
 def test_a_report_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
-        ReportFile(tmp_path / "none" / "report.md", "m")
+    file = tmp_path / "none" / "report.md"
+    message = "cannot be written: No such file or directory"
+    with pytest.raises(ConfigError, match=message), new_report_file(file, "m"):
+        pytest.fail("it was given")
 
 
 def test_nothing_is_left_of_a_report_that_is_not_written(tmp_path: Path) -> None:
-    ReportFile(tmp_path / "report.md", "m")
+    with pytest.raises(KeyboardInterrupt), new_report_file(tmp_path / "report.md", "m"):
+        raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []

@@ -13,10 +13,10 @@ import pytest
 
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.errors import ConfigError, InvalidRequestError
-from omni_server.images import ImageOutput, ImageSize
 from omni_server.orchestrator.image_requests import ImageRequests
 from omni_server.protocol.images import ImageJob, Pixels, decode_job
 from omni_server.types import ChatMessage, ImagePart, TextPart
+from omni_server.types.images import ImageOutput, ImageSize
 from stages.diffusers import FAMILY
 from stages.diffusers.family import DiffusersModel
 from tests.checkpoints.write import make_demo_checkpoint

@@ -16,10 +16,10 @@ from peft import LoraConfig
 from peft.utils import get_peft_model_state_dict
 
 from omni_server.errors import ConfigError, InvalidRequestError
-from omni_server.images import ImageOutput, ImageSize, Lora
 from omni_server.orchestrator.image_requests import ImageRequests
 from omni_server.protocol.images import ImageJob, decode_job
 from omni_server.types import ChatMessage, TextPart
+from omni_server.types.images import ImageOutput, ImageSize, Lora
 from stages.diffusers import FAMILY
 from stages.diffusers.family import DiffusersModel
 from stages.diffusers.images import pipeline_arguments

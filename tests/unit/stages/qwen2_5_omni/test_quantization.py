@@ -27,8 +27,8 @@ from vllm.model_executor.layers.quantization.online.fp8 import Fp8PerTensorOnlin
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.utils import configure_quant_config, initialize_model
 
-from omni_server.check.memory import ModelSizes, stage_needs
-from omni_server.check.safetensors_headers import StoredWeights, read_weights
+from omni_server.check.files import StoredWeights, read_weights
+from omni_server.check.memory import ModelSizes, stage_memory
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stages import DiffusionStage
 from omni_server.engine.engine_args import diffusion_engine_args
@@ -201,7 +201,7 @@ def test_the_size_of_quantized_weights_follows_from_the_config(
 ) -> None:
     folder: Path = request.getfixturevalue(layout)
     sizes = ModelSizes(layout, stage_footprints(folder, BASE), StoredWeights())
-    computed = stage_needs("thinker", BASE, sizes, 80 << 30).memory
+    computed = stage_memory("thinker", BASE, sizes, 80 << 30)
     stored = sum(
         tensor.num_bytes
         for name, tensor in read_weights(folder).tensors.items()

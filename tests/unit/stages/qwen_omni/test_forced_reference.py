@@ -2,7 +2,7 @@
 
 import torch
 
-from omni_server.reference import Difference
+from omni_server.protocol.reference import Difference
 from stages.qwen_omni.forced_reference import ForcedChoice
 
 SCORES = torch.tensor([[0.5, 3.0, -torch.inf, 1.0]])

@@ -9,7 +9,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ConfigDict, Field
 
-from omni_server.images import ImageDone, ImageFeatures, ImageOutput, ImageProgress, ImageSize, PartialImage
+from omni_server.types.images import (
+    ImageDone,
+    ImageFeatures,
+    ImageOutput,
+    ImageProgress,
+    ImageSize,
+    PartialImage,
+)
 
 Role = Literal["system", "user", "assistant", "tool"]
 MediaKind = Literal["audio", "image", "video"]

@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 
 from omni_server.config.stage_config import StageConfig
-from omni_server.edge import check_longest_window
 from omni_server.errors import ConfigError
 from omni_server.family import CodecLayout, FamilyModel
+from omni_server.orchestrator.codec_edge import check_longest_window
 from tests.toy_families.speech_only import SpeechModel
 from tests.unit.config.deployment import deployment
 
