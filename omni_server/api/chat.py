@@ -103,7 +103,6 @@ class ChatService:
             text_in_content=self._text_in_content,
             include_usage=request.stream_options is not None and request.stream_options.include_usage is True,
             image=None if image is None else file_options(request),
-            has_text=image is None or "text" in (request.modalities or []),
             call_finish_reason="stop" if isinstance(request.tool_choice, NamedTool) else "tool_calls",
         )
         self._admission.enter_choices(len(requests))
@@ -173,8 +172,6 @@ class ChatService:
                     continue
                 renderer, event = renderers[item[0]], item[1]
                 match event:
-                    case TextDelta() if not answer.has_text:
-                        pass
                     case TextDelta():
                         if encoder is not None:
                             text.append(event.text)

@@ -50,27 +50,22 @@ _HINTS = {
 
 
 def image_output(body: ChatCompletionRequest, model: ModelInfo, limits: ImageLimits) -> ImageOutput | None:
-    """Returns the image that the chat asks for, or None. The size is None for `auto`.
+    """Returns the image that a chat with a model of images asks for, or None. The size is None for `auto`.
 
     Raises `InvalidRequestError`.
     """
-    modalities = (
-        ["image"] if body.modalities is None and model.only_generates_images else body.modalities or []
-    )
-    if model.only_generates_images and set(modalities) != {"image"}:
+    if not model.only_generates_images:
+        if "image" in (body.modalities or []):
+            raise unsupported("This model answers without images.", "modalities")
+        return None
+    if set(body.modalities or ["image"]) != {"image"}:
         raise unsupported(
             f"The model '{model.name}' answers with an image only: 'modalities' must be ['image'] or absent.",
             "modalities",
         )
-    if "image" not in modalities:
-        return None
-    if "image" not in model.outputs:
-        raise unsupported("This model answers without images.", "modalities")
-    if "audio" in modalities:
-        raise unsupported("An answer has either speech or an image.", "modalities")
     if body.tools is not None:
         raise unsupported("'tools' cannot be combined with an image.", "tools")
-    if body.logprobs and "text" not in modalities:
+    if body.logprobs:
         raise unsupported("'logprobs' are supported only where the answer has text.", "logprobs")
     number = body.n or 1
     if number > 1 and body.stream:
@@ -126,7 +121,7 @@ def with_images(
 ) -> tuple[OmniRequest, ...]:
     """Adds an image to each choice. The second has the next seed, and so on."""
     if output.size is None:
-        edited = _images_of(requests[0].messages[-1].content) if model.only_generates_images else ()
+        edited = _images_of(requests[0].messages[-1].content)
         output = replace(output, size=automatic_size(model, edited, limits.max_output_pixels))
     outputs = consecutive(output, len(requests))
     return tuple(replace(one, image=image) for one, image in zip(requests, outputs, strict=True))

@@ -243,13 +243,13 @@ def _render(
 
 
 def _image_usage(usage: Usage) -> ImageUsage:
-    prompt, num_written, num_generated = usage.prompt, usage.text_tokens, usage.image_tokens
+    prompt, num_generated = usage.prompt, usage.image_tokens
     return ImageUsage(
         input_tokens=prompt.total,
         input_tokens_details=UsageInputTokensDetails(image_tokens=prompt.image, text_tokens=prompt.text),
-        output_tokens=num_written + num_generated,
-        output_tokens_details=UsageOutputTokensDetails(image_tokens=num_generated, text_tokens=num_written),
-        total_tokens=prompt.total + num_written + num_generated,
+        output_tokens=num_generated,
+        output_tokens_details=UsageOutputTokensDetails(image_tokens=num_generated, text_tokens=0),
+        total_tokens=prompt.total + num_generated,
     )
 
 
