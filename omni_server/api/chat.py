@@ -4,25 +4,19 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from omni_server.api.answer_stream import close_all, follow_choices, total_usage
-from omni_server.api.chat_image import (
-    file_options,
-    image_output,
-    load_image_prompt,
-    submit_chat,
-    with_images,
-)
+from omni_server.api.answer_stream import follow, submit_all, total_usage
+from omni_server.api.chat_image import file_options, image_output, load_image_prompt, with_images
 from omni_server.api.config import ApiConfig
 from omni_server.api.image_options import ImageOptions
 from omni_server.api.images.files import data_url
-from omni_server.api.images.parse import ImageLimits
+from omni_server.api.images.parse import ImageLimits, submit_images
 from omni_server.api.limits import Admission
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import AudioHistory, load_messages
@@ -78,10 +72,10 @@ class ChatService:
         return await until_disconnect(self._answer(body), request.receive)
 
     async def _answer(self, body: object) -> Response:
-        with ExitStack() as held:
+        async with AsyncExitStack() as held:
             return await self._answer_holding(body, held)
 
-    async def _answer_holding(self, body: object, held: ExitStack) -> Response:
+    async def _answer_holding(self, body: object, held: AsyncExitStack) -> Response:
         """Adds what the answer holds to `held`; a stream takes it over."""
         generator = self._state.require_generator()
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
@@ -106,24 +100,17 @@ class ChatService:
             call_finish_reason="stop" if isinstance(request.tool_choice, NamedTool) else "tool_calls",
         )
         self._admission.enter_choices(len(requests))
-        generations = await submit_chat(generator, requests)
+        if image is None:
+            generations = await submit_all(generator, requests, held)
+        else:
+            generations = await submit_images(generator, requests, held, {"image": "messages"})
         if request.stream:
-            may_call = requests[0].tools is not None
-            frames = self._frames(generations, answer, may_call=may_call)
-            kept = held.pop_all()
-
-            async def release() -> None:
-                await close_all(generations)
-                kept.close()
-
-            return EventStreamResponse(request_id, frames, release=release)
-        try:
-            return await self._complete(generations, answer, with_logprobs=request.logprobs is True)
-        finally:
-            await close_all(generations)
+            frames = self._frames(generations, answer, may_call=requests[0].tools is not None)
+            return EventStreamResponse(request_id, frames, held=held.pop_all())
+        return await self._complete(generations, answer, with_logprobs=request.logprobs is True)
 
     async def _load(
-        self, request: ChatCompletionRequest, model: ModelInfo, held: ExitStack, hears_videos: bool
+        self, request: ChatCompletionRequest, model: ModelInfo, held: AsyncExitStack, hears_videos: bool
     ) -> tuple[ChatMessage, ...]:
         if model.only_generates_images:
             return await load_image_prompt(request, model, self._media, held)
@@ -136,7 +123,7 @@ class ChatService:
         self, generations: Sequence[Generation], answer: Answer, *, with_logprobs: bool
     ) -> Response:
         collected = [CollectedChoice(with_logprobs=with_logprobs) for _ in generations]
-        async with aclosing(follow_choices(generations, self._state)) as events:
+        async with aclosing(follow(generations, self._state)) as events:
             async for item in events:
                 if item is not None:
                     collected[item[0]].take(item[1])
@@ -164,7 +151,7 @@ class ChatService:
         usages: list[Usage] = []
         for renderer in renderers:
             yield renderer.opening()
-        following = follow_choices(generations, self._state, self._keep_alive_s, self._state.audio_pace())
+        following = follow(generations, self._state, self._keep_alive_s, self._state.audio_pace())
         async with aclosing(following) as events:
             async for item in events:
                 if item is None:

@@ -4,17 +4,15 @@ The answer has the image as OpenRouter sends it: in `images` of the message, as 
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from omni_server.api.answer_stream import submit_all
 from omni_server.api.image_options import ImageOptions
 from omni_server.api.images.parse import (
     ImageLimits,
     check_prompt,
     checked_options,
     consecutive,
-    name_parameter,
 )
 from omni_server.api.images.schemas import MAX_IMAGES
 from omni_server.api.images.sizes import automatic_size
@@ -22,10 +20,8 @@ from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import check_media, media_kinds, message_parts
 from omni_server.api.parse import check_extra_fields
 from omni_server.api.schemas import ChatCompletionRequest, Message
-from omni_server.api.state import ObservedGenerator
 from omni_server.api.validation import unsupported
 from omni_server.errors import InvalidRequestError
-from omni_server.generation import Generation
 from omni_server.images import ImageOutput
 from omni_server.types import ChatMessage, ContentPart, ImagePart, ModelInfo, OmniRequest, TextPart
 
@@ -81,7 +77,7 @@ def image_output(body: ChatCompletionRequest, model: ModelInfo, limits: ImageLim
 
 
 async def load_image_prompt(
-    body: ChatCompletionRequest, model: ModelInfo, media: MediaLoader, held: ExitStack
+    body: ChatCompletionRequest, model: ModelInfo, media: MediaLoader, held: AsyncExitStack
 ) -> tuple[ChatMessage, ...]:
     """Returns the last user message: what to generate, and the images to edit, whose memory `held` releases.
 
@@ -134,15 +130,3 @@ def file_options(body: ChatCompletionRequest) -> ImageOptions:
 
 def _images_of(content: Sequence[ContentPart]) -> list[ImagePart]:
     return [part for part in content if isinstance(part, ImagePart)]
-
-
-async def submit_chat(generator: ObservedGenerator, requests: Sequence[OmniRequest]) -> list[Generation]:
-    """Submits all choices or none. Errors name the fields of the API."""
-    try:
-        return await submit_all(generator, requests)
-    except InvalidRequestError as error:
-        if requests[0].image is not None:
-            if error.param == "image":
-                error.param = "messages"
-            name_parameter(error)
-        raise

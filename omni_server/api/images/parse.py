@@ -4,12 +4,12 @@ What the model can do is checked by the generator (`omni_server.generation.Gener
 parameters `submit_images` replaces by those of the API.
 """
 
-import dataclasses
 import re
 import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from omni_server.api.answer_stream import submit_all
@@ -34,7 +34,6 @@ PARAMETERS: Mapping[str, str] = {
 }
 """Fields of `ImageOutput` and their names in requests."""
 
-_OUTPUT_FIELDS = frozenset(field.name for field in dataclasses.fields(ImageOutput))
 _SIZE = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})")
 _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
     "image": (None,),
@@ -187,20 +186,18 @@ def image_requests(
     ]
 
 
-async def submit_images(generator: ObservedGenerator, requests: Sequence[OmniRequest]) -> list[Generation]:
-    """Submits all or none. Errors name the fields of the API."""
+async def submit_images(
+    generator: ObservedGenerator,
+    requests: Sequence[OmniRequest],
+    held: AsyncExitStack,
+    names: Mapping[str, str],
+) -> list[Generation]:
+    """Like `submit_all`. Errors name the fields of the API: `names` are those of the prompt and its images."""
     try:
-        return await submit_all(generator, requests)
+        return await submit_all(generator, requests, held)
     except InvalidRequestError as error:
-        if error.param == "messages":
-            error.param = "prompt"
-        name_parameter(error)
+        if error.param is not None:
+            error.param = {**PARAMETERS, **names}.get(error.param, error.param)
+        if error.code == "unsupported_parameter":
+            error.message = f"The model does not have the parameter '{error.param}'."
         raise
-
-
-def name_parameter(error: InvalidRequestError) -> None:
-    """Replaces the name of a field of `ImageOutput` in an error of the generator by the API's."""
-    if error.param in _OUTPUT_FIELDS:
-        error.param = PARAMETERS.get(error.param, error.param)
-    if error.code == "unsupported_parameter":
-        error.message = f"The model does not have the parameter '{error.param}'."

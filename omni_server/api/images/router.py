@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from openai.types.images_response import Usage as ImageUsage
 from openai.types.images_response import UsageInputTokensDetails, UsageOutputTokensDetails
 
-from omni_server.api.answer_stream import close_all, follow, follow_choices, total_usage
+from omni_server.api.answer_stream import follow, total_usage
 from omni_server.api.config import ApiConfig
 from omni_server.api.forms import Form, FormLimits, form_body, parse_form, read_form
 from omni_server.api.image_options import MAX_PROMPT_CHARACTERS
@@ -107,7 +107,8 @@ class ImageService:
             raise unsupported(
                 f"The model '{model.name}' only edits images: send them to /v1/images/edits.", "model"
             )
-        return await self._answer(generator, fields, output, (), "image_generation", ExitStack())
+        async with AsyncExitStack() as held:
+            return await self._answer(generator, fields, output, (), "image_generation", held)
 
     async def _edit(self, generator: ObservedGenerator, form: Form) -> Response:
         model = generator.model_info
@@ -120,7 +121,7 @@ class ImageService:
                 code="array_above_max_length",
             )
         output = image_output(fields, model, self._limits)
-        with ExitStack() as held:
+        async with AsyncExitStack() as held:
             try:
                 images = await self._media.load_images(files, fields.n or 1, held)
             except InvalidRequestError as error:
@@ -135,7 +136,7 @@ class ImageService:
         output: ImageOutput,
         images: Sequence[ImagePart],
         kind: EventKind,
-        held: ExitStack,
+        held: AsyncExitStack,
     ) -> Response:
         """Generates all images concurrently; if one fails, the request fails. A stream takes over `held`.
         `generator` is not looked up again: a draining server still completes accepted requests. Raises
@@ -145,12 +146,13 @@ class ImageService:
             output = replace(output, size=automatic_size(model, images, self._limits.max_output_pixels))
         outputs = consecutive(output, fields.n or 1)
         self._admission.enter_choices(len(outputs))
-        generations = await submit_images(generator, image_requests(fields.prompt, outputs, images))
+        requests = image_requests(fields.prompt, outputs, images)
+        generations = await submit_images(generator, requests, held, {"messages": "prompt"})
         writer = ImageWriter(fields, model.name)
         if fields.stream:
-            (generation,) = generations
-            events = self._events(generation, _EventWriter(writer, output, kind), held.pop_all())
-            return EventStreamResponse(generation.request_id, events, first=await anext(events))
+            events = self._events(generations, _EventWriter(writer, output, kind))
+            first = await anext(events)
+            return EventStreamResponse(requests[0].request_id, events, first=first, held=held.pop_all())
         generated, usage = await self._collect(generations)
         body = await asyncio.to_thread(_render, writer, generated, outputs, usage)
         return Response(body, media_type="application/json")
@@ -158,40 +160,36 @@ class ImageService:
     async def _collect(self, generations: Sequence[Generation]) -> tuple[list[ImageDone], Usage]:
         images: dict[int, ImageDone] = {}
         usages: list[Usage] = []
-        try:
-            async with aclosing(follow_choices(generations, self._state)) as events:
-                async for item in events:
-                    match item:
-                        case (index, ImageDone() as image):
-                            images[index] = image
-                        case (_, Finished(usage=usage)):
-                            usages.append(usage)
-        finally:
-            await close_all(generations)
+        async with aclosing(follow(generations, self._state)) as events:
+            async for item in events:
+                match item:
+                    case (index, ImageDone() as image):
+                        images[index] = image
+                    case (_, Finished(usage=usage)):
+                        usages.append(usage)
         return [images[index] for index in range(len(generations))], total_usage(usages)
 
     async def _events(
-        self, generation: Generation, writer: "_EventWriter", held: ExitStack
+        self, generations: Sequence[Generation], writer: "_EventWriter"
     ) -> AsyncGenerator[bytes, None]:
         """Yields frames. The first comes with the first step, or after `sse_keep_alive_s` of waiting;
-        failures before it have their own status. Closes `held` at the end."""
+        failures before it have their own status."""
         done: Pixels | None = None
-        try:
-            async with aclosing(follow(generation, self._state, self._keep_alive_s)) as events:
-                async for event in events:
-                    match event:
-                        case None | ImageProgress():  # a step is no silence, and steps may follow for minutes
-                            yield KEEP_ALIVE
-                        case PartialImage():
-                            yield await asyncio.to_thread(writer.partial, event)
-                        case ImageDone():
-                            done = event.pixels
-                        case Finished():
-                            assert done is not None
-                            yield await asyncio.to_thread(writer.completed, done, event.usage)
-        finally:
-            held.close()
-            await generation.aclose()
+        async with aclosing(follow(generations, self._state, self._keep_alive_s)) as events:
+            async for item in events:
+                match item:
+                    case None | (
+                        _,
+                        ImageProgress(),
+                    ):  # a step is no silence, and steps may follow for minutes
+                        yield KEEP_ALIVE
+                    case (_, PartialImage() as image):
+                        yield await asyncio.to_thread(writer.partial, image)
+                    case (_, ImageDone(pixels)):
+                        done = pixels
+                    case (_, Finished(usage=usage)):
+                        assert done is not None
+                        yield await asyncio.to_thread(writer.completed, done, usage)
 
 
 class _EventWriter:
