@@ -16,7 +16,7 @@ from omni_server.api.chat_image import file_options, image_output, load_image_pr
 from omni_server.api.config import ApiConfig
 from omni_server.api.image_options import ImageOptions
 from omni_server.api.images.files import data_url
-from omni_server.api.images.parse import ImageLimits, submit_images
+from omni_server.api.images.parse import submit_images
 from omni_server.api.limits import Admission
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import AudioHistory, load_messages
@@ -59,11 +59,9 @@ class ChatService:
     ) -> None:
         self._state = state
         self._admission = admission
-        self._keep_alive_s = config.sse_keep_alive_s
-        self._text_in_content = config.chat_text_in_content
+        self._config = config
         self._history = AudioHistory(config.audio_history_ttl_s, config.audio_history_entries)
         self._media = media
-        self._image_limits = ImageLimits.from_config(config)
 
     # Requests are refused only before the status of a stream is sent.
     async def create_chat_completion(self, request: Request) -> Response:
@@ -81,12 +79,12 @@ class ChatService:
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
         request, model = validate(ChatCompletionRequest, body), generator.model_info
         check_model(request.model, model)
-        image = image_output(request, model, self._image_limits)
+        image = image_output(request, model, self._config)
         requests, audio_format = await parse_chat_request(
             request, request_id, model, lambda hears_videos: self._load(request, model, held, hears_videos)
         )
         if image is not None:
-            requests = with_images(requests, image, model, self._image_limits)
+            requests = with_images(requests, image, model, self._config)
         answer = Answer(
             id=request_id,
             created=int(time.time()),
@@ -94,7 +92,7 @@ class ChatService:
             fingerprint=model.fingerprint,
             audio_format=audio_format,
             audio_id=f"audio_{uuid.uuid4().hex}" if audio_format is not None else None,
-            text_in_content=self._text_in_content,
+            text_in_content=self._config.chat_text_in_content,
             include_usage=request.stream_options is not None and request.stream_options.include_usage is True,
             image=None if image is None else file_options(request),
             call_finish_reason="stop" if isinstance(request.tool_choice, NamedTool) else "tool_calls",
@@ -151,8 +149,8 @@ class ChatService:
         usages: list[Usage] = []
         for renderer in renderers:
             yield renderer.opening()
-        following = follow(generations, self._state, self._keep_alive_s, self._state.audio_pace())
-        async with aclosing(following) as events:
+        heartbeat_s, pace = self._config.sse_keep_alive_s, self._state.audio_pace()
+        async with aclosing(follow(generations, self._state, heartbeat_s, pace)) as events:
             async for item in events:
                 if item is None:
                     yield KEEP_ALIVE

@@ -7,15 +7,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
+from omni_server.api.config import ApiConfig
 from omni_server.api.image_options import ImageOptions
-from omni_server.api.images.parse import (
-    ImageLimits,
-    check_prompt,
-    checked_options,
-    consecutive,
-)
+from omni_server.api.images.parse import check_prompt, checked_options, image_outputs
 from omni_server.api.images.schemas import MAX_IMAGES
-from omni_server.api.images.sizes import automatic_size
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import check_media, media_kinds, message_parts
 from omni_server.api.parse import check_extra_fields
@@ -45,7 +40,7 @@ _HINTS = {
 }
 
 
-def image_output(body: ChatCompletionRequest, model: ModelInfo, limits: ImageLimits) -> ImageOutput | None:
+def image_output(body: ChatCompletionRequest, model: ModelInfo, config: ApiConfig) -> ImageOutput | None:
     """Returns the image that a chat with a model of images asks for, or None. The size is None for `auto`.
 
     Raises `InvalidRequestError`.
@@ -73,7 +68,7 @@ def image_output(body: ChatCompletionRequest, model: ModelInfo, limits: ImageLim
             code="integer_above_max_value",
         )
     check_extra_fields(body.model_extra, _HARMLESS_VALUES, _HINTS)
-    return checked_options(body, limits)
+    return checked_options(body, config)
 
 
 async def load_image_prompt(
@@ -113,13 +108,11 @@ def _last_user_message(messages: Sequence[Message]) -> tuple[int, Message]:
 
 
 def with_images(
-    requests: Sequence[OmniRequest], output: ImageOutput, model: ModelInfo, limits: ImageLimits
+    requests: Sequence[OmniRequest], output: ImageOutput, model: ModelInfo, config: ApiConfig
 ) -> tuple[OmniRequest, ...]:
     """Adds an image to each choice. The second has the next seed, and so on."""
-    if output.size is None:
-        edited = _images_of(requests[0].messages[-1].content)
-        output = replace(output, size=automatic_size(model, edited, limits.max_output_pixels))
-    outputs = consecutive(output, len(requests))
+    edited = _images_of(requests[0].messages[-1].content)
+    outputs = image_outputs(output, len(requests), model, edited, config)
     return tuple(replace(one, image=image) for one, image in zip(requests, outputs, strict=True))
 
 

@@ -123,12 +123,9 @@ class ObservedGenerator:
         self.model_info: ModelInfo = generator.model_info
         self.failed_replicas = generator.failed_replicas
 
-    async def submit(self, request: OmniRequest) -> Generation:
-        return await self.submit_fitting(request, lambda _: None)
-
-    async def submit_fitting(self, request: OmniRequest, shorter: Shorter) -> Generation:
-        """Like `submit`, but retries a prompt that is too long with what `shorter` returns, until that is
-        None. All attempts count as one answer in log and metrics."""
+    async def submit(self, request: OmniRequest, shorter: Shorter = lambda _: None) -> Generation:
+        """Retries a prompt that is too long with what `shorter` returns, until that is None. All attempts count
+        as one answer in log and metrics."""
         record = current_request()
         if record is not None:
             request = replace(request, caller=record.caller)

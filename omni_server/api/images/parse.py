@@ -10,12 +10,13 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from omni_server.api.answer_stream import submit_all
 from omni_server.api.config import ApiConfig
 from omni_server.api.image_options import MAX_PROMPT_CHARACTERS, ImageOptions, LoraChoice
 from omni_server.api.images.schemas import ImageFields
+from omni_server.api.images.sizes import automatic_size
 from omni_server.api.parse import check_extra_fields, check_model
 from omni_server.api.state import ObservedGenerator
 from omni_server.api.validation import unsupported
@@ -55,19 +56,7 @@ _HINTS = {
 }
 
 
-@dataclass(frozen=True)
-class ImageLimits:
-    """The server's own, beside those of the model."""
-
-    max_output_pixels: int
-    max_steps: int
-
-    @classmethod
-    def from_config(cls, config: ApiConfig) -> "ImageLimits":
-        return cls(config.max_output_pixels, config.max_image_steps)
-
-
-def image_output(fields: ImageFields, model: ModelInfo, limits: ImageLimits) -> ImageOutput:
+def image_output(fields: ImageFields, model: ModelInfo, config: ApiConfig) -> ImageOutput:
     """Checks rules across fields and the server's limits. The size is None for `auto`.
 
     Raises `InvalidRequestError` or `ModelNotFoundError`.
@@ -87,7 +76,7 @@ def image_output(fields: ImageFields, model: ModelInfo, limits: ImageLimits) -> 
         )
     if fields.stream and (fields.n or 1) > 1:
         raise unsupported("Only n=1 is supported with 'stream'.", "n")
-    output = replace(checked_options(fields, limits), num_partial_images=fields.partial_images or 0)
+    output = replace(checked_options(fields, config), num_partial_images=fields.partial_images or 0)
     if output.seed is None and fields.include_parameters:
         return replace(output, seed=secrets.randbits(63))  # the file names it
     return output
@@ -107,7 +96,7 @@ def check_prompt(prompt: str, param: str) -> None:
         )
 
 
-def checked_options(options: ImageOptions, limits: ImageLimits) -> ImageOutput:
+def checked_options(options: ImageOptions, config: ApiConfig) -> ImageOutput:
     """Checks rules across fields and the server's limits. The size is None for `auto`. Raises
     `InvalidRequestError`."""
     if options.output_compression not in (None, 100) and options.output_format in (None, "png"):
@@ -121,14 +110,14 @@ def checked_options(options: ImageOptions, limits: ImageLimits) -> ImageOutput:
             param="true_cfg_scale",
         )
     steps = options.num_inference_steps
-    if steps is not None and steps > limits.max_steps:
+    if steps is not None and steps > config.max_image_steps:
         raise InvalidRequestError(
-            f"Invalid 'num_inference_steps': expected a value <= {limits.max_steps}.",
+            f"Invalid 'num_inference_steps': expected a value <= {config.max_image_steps}.",
             param="num_inference_steps",
             code="integer_above_max_value",
         )
     return ImageOutput(
-        size=_size(options.size, limits.max_output_pixels),
+        size=_size(options.size, config.max_output_pixels),
         seed=None if options.seed is None else options.seed % 2**63,
         negative_prompt=options.negative_prompt,
         num_steps=steps,
@@ -161,8 +150,12 @@ def _size(name: str | None, max_pixels: int) -> ImageSize | None:
     return size
 
 
-def consecutive(output: ImageOutput, number: int) -> list[ImageOutput]:
-    """What `number` images ask for: the second has the next seed, and so on."""
+def image_outputs(
+    output: ImageOutput, number: int, model: ModelInfo, images: Sequence[ImagePart], config: ApiConfig
+) -> list[ImageOutput]:
+    """What `number` images ask for: the second has the next seed, and so on. `images` are to be edited."""
+    if output.size is None:
+        output = replace(output, size=automatic_size(model, images, config.max_output_pixels))
     if output.seed is None:
         return [output] * number
     return [replace(output, seed=(output.seed + index) % 2**63) for index in range(number)]

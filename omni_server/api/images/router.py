@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -17,9 +16,8 @@ from omni_server.api.forms import Form, FormLimits, form_body, parse_form, read_
 from omni_server.api.image_options import MAX_PROMPT_CHARACTERS
 from omni_server.api.images.files import ImageWriter, Pixels, size_of
 from omni_server.api.images.parse import (
-    ImageLimits,
-    consecutive,
     image_output,
+    image_outputs,
     image_requests,
     submit_images,
 )
@@ -32,7 +30,6 @@ from omni_server.api.images.schemas import (
     ImagesResponse,
     PartialImageEvent,
 )
-from omni_server.api.images.sizes import automatic_size
 from omni_server.api.limits import Admission
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import GENERATION_ERRORS, OpenApi, event_stream, request_body
@@ -82,8 +79,7 @@ class ImageService:
     ) -> None:
         self._state = state
         self._admission = admission
-        self._limits = ImageLimits.from_config(config)
-        self._keep_alive_s = config.sse_keep_alive_s
+        self._config = config
         self._media = media
 
     async def generate(self, request: Request) -> Response:
@@ -102,7 +98,7 @@ class ImageService:
     async def _generate(self, generator: ObservedGenerator, given: object) -> Response:
         fields = validate(ImageRequest, given)
         model = generator.model_info
-        output = image_output(fields, model, self._limits)
+        output = image_output(fields, model, self._config)
         if model.image_features.needs_input_image:
             raise unsupported(
                 f"The model '{model.name}' only edits images: send them to /v1/images/edits.", "model"
@@ -120,7 +116,7 @@ class ImageService:
                 param="image",
                 code="array_above_max_length",
             )
-        output = image_output(fields, model, self._limits)
+        output = image_output(fields, model, self._config)
         async with AsyncExitStack() as held:
             try:
                 images = await self._media.load_images(files, fields.n or 1, held)
@@ -142,15 +138,13 @@ class ImageService:
         `generator` is not looked up again: a draining server still completes accepted requests. Raises
         `OmniError`."""
         model = generator.model_info
-        if output.size is None:
-            output = replace(output, size=automatic_size(model, images, self._limits.max_output_pixels))
-        outputs = consecutive(output, fields.n or 1)
+        outputs = image_outputs(output, fields.n or 1, model, images, self._config)
         self._admission.enter_choices(len(outputs))
         requests = image_requests(fields.prompt, outputs, images)
         generations = await submit_images(generator, requests, held, {"messages": "prompt"})
         writer = ImageWriter(fields, model.name)
         if fields.stream:
-            events = self._events(generations, _EventWriter(writer, output, kind))
+            events = self._events(generations, _EventWriter(writer, outputs[0], kind))
             first = await anext(events)
             return EventStreamResponse(requests[0].request_id, events, first=first, held=held.pop_all())
         generated, usage = await self._collect(generations)
@@ -175,7 +169,7 @@ class ImageService:
         """Yields frames. The first comes with the first step, or after `sse_keep_alive_s` of waiting;
         failures before it have their own status."""
         done: Pixels | None = None
-        async with aclosing(follow(generations, self._state, self._keep_alive_s)) as events:
+        async with aclosing(follow(generations, self._state, self._config.sse_keep_alive_s)) as events:
             async for item in events:
                 match item:
                     case None | (

@@ -149,7 +149,7 @@ class ResponseRun:
     async def _answer(self) -> None:
         generator = self._state.require_generator()
         request = self._plan.request(generator.model_info)
-        generation = await generator.submit_fitting(request, self._plan.shortened)
+        generation = await generator.submit(request, self._plan.shortened)
         try:
             if request.tools is None:
                 self._writer.open_message()
