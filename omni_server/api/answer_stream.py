@@ -5,7 +5,7 @@ An answer has one generation in total, per choice, per passage of a text or per 
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 
@@ -52,9 +52,7 @@ async def follow(
     generations are closed even if the reader requests no further event; otherwise the submitter closes them.
     """
     queue = AnswerQueue(state.unsent, generations[0].request_id, heartbeat_s)
-    releases: set[Callable[[], object]] = set() if pace is None else {pace.release}
-    state.on_abort |= releases | {queue.wake}
-    state.on_drain |= releases
+    state.on_abort.add(queue.wake)
     pumps = [asyncio.create_task(_pump(*choice, queue)) for choice in enumerate(generations)]
     try:
         num_running = len(generations)
@@ -71,8 +69,7 @@ async def follow(
                 num_running -= 1
             yield item
     finally:
-        state.on_abort -= releases | {queue.wake}
-        state.on_drain -= releases
+        state.on_abort.remove(queue.wake)
         queue.close()
         for pump in pumps:
             pump.cancel()
