@@ -4,11 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from openai.types.images_response import Usage as ImageUsage
 from openai.types.images_response import UsageInputTokensDetails, UsageOutputTokensDetails
+from pydantic import BaseModel
 
 from omni_server.api.answer_stream import follow, total_usage
 from omni_server.api.config import ApiConfig
@@ -144,7 +145,7 @@ class ImageService:
         generations = await submit_images(generator, requests, held, {"messages": "prompt"})
         writer = ImageWriter(fields, model.name)
         if fields.stream:
-            events = self._events(generations, _EventWriter(writer, outputs[0], kind))
+            events = self._events(generations, writer, outputs[0], kind)
             first = await anext(events)
             return EventStreamResponse(requests[0].request_id, events, first=first, held=held.pop_all())
         generated, usage = await self._collect(generations)
@@ -164,10 +165,25 @@ class ImageService:
         return [images[index] for index in range(len(generations))], total_usage(usages)
 
     async def _events(
-        self, generations: Sequence[Generation], writer: "_EventWriter"
+        self, generations: Sequence[Generation], writer: ImageWriter, output: ImageOutput, kind: EventKind
     ) -> AsyncGenerator[bytes, None]:
         """Yields frames. The first comes with the first step, or after `sse_keep_alive_s` of waiting;
         failures before it have their own status."""
+
+        def render(event: type[BaseModel], name: str, pixels: Pixels, **fields: object) -> bytes:
+            """Takes a fraction of a second: call it in a thread."""
+            data = event(
+                type=f"{kind}.{name}",
+                b64_json=writer.base64(pixels, output),
+                background="opaque",
+                created_at=int(time.time()),
+                output_format=writer.format,
+                quality="auto",
+                size=str(size_of(pixels)),
+                **fields,
+            )
+            return named_frame(f"{kind}.{name}", data)
+
         done: Pixels | None = None
         async with aclosing(follow(generations, self._state, self._config.sse_keep_alive_s)) as events:
             async for item in events:
@@ -177,43 +193,17 @@ class ImageService:
                         ImageProgress(),
                     ):  # a step is no silence, and steps may follow for minutes
                         yield KEEP_ALIVE
-                    case (_, PartialImage() as image):
-                        yield await asyncio.to_thread(writer.partial, image)
+                    case (_, PartialImage(index, pixels)):
+                        yield await asyncio.to_thread(
+                            render, PartialImageEvent, "partial_image", pixels, partial_image_index=index
+                        )
                     case (_, ImageDone(pixels)):
                         done = pixels
                     case (_, Finished(usage=usage)):
                         assert done is not None
-                        yield await asyncio.to_thread(writer.completed, done, usage)
-
-
-class _EventWriter:
-    """Takes a fraction of a second per event: call it in a thread."""
-
-    def __init__(self, writer: ImageWriter, output: ImageOutput, kind: EventKind) -> None:
-        self._writer = writer
-        self._output = output
-        self._kind = kind
-
-    def partial(self, image: PartialImage) -> bytes:
-        event = PartialImageEvent(
-            **self._fields("partial_image", image.pixels), partial_image_index=image.index
-        )
-        return named_frame(event.type, event)
-
-    def completed(self, pixels: Pixels, usage: Usage) -> bytes:
-        event = CompletedEvent(**self._fields("completed", pixels), usage=_image_usage(usage))
-        return named_frame(event.type, event)
-
-    def _fields(self, name: str, pixels: Pixels) -> dict[str, Any]:
-        return {
-            "type": f"{self._kind}.{name}",
-            "b64_json": self._writer.base64(pixels, self._output),
-            "background": "opaque",
-            "created_at": int(time.time()),
-            "output_format": self._writer.format,
-            "quality": "auto",
-            "size": str(size_of(pixels)),
-        }
+                        yield await asyncio.to_thread(
+                            render, CompletedEvent, "completed", done, usage=_image_usage(usage)
+                        )
 
 
 def _render(
