@@ -5,8 +5,8 @@ An answer has one generation in total, per choice, per passage of a text or per 
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 
 from omni_server.api.audio_pace import AudioPace
@@ -17,21 +17,15 @@ from omni_server.generation import Generation
 from omni_server.types import Finished, OmniEvent, OmniRequest, Usage
 
 
-async def submit_all(generator: ObservedGenerator, requests: Sequence[OmniRequest]) -> list[Generation]:
-    """Submits all choices or none."""
+async def submit_all(
+    generator: ObservedGenerator, requests: Sequence[OmniRequest], held: AsyncExitStack
+) -> list[Generation]:
+    """Submits all choices. `held` closes them, also if one is refused."""
     generations: list[Generation] = []
-    try:
-        for request in requests:
-            generations.append(await generator.submit(request))
-    except BaseException:
-        await close_all(generations)
-        raise
+    for request in requests:
+        generations.append(await generator.submit(request))
+        held.push_async_callback(generations[-1].aclose)
     return generations
-
-
-async def close_all(generations: Sequence[Generation]) -> None:
-    for generation in generations:
-        await generation.aclose()
 
 
 def total_usage(usages: Sequence[Usage]) -> Usage:
@@ -45,18 +39,6 @@ def total_usage(usages: Sequence[Usage]) -> Usage:
 
 
 async def follow(
-    generation: Generation,
-    state: ServerState,
-    heartbeat_s: float | None = None,
-    pace: AudioPace | None = None,
-) -> AsyncGenerator[OmniEvent | None, None]:
-    """Like `follow_choices`, for a single generation and without the index."""
-    async with aclosing(follow_choices([generation], state, heartbeat_s, pace)) as events:
-        async for event in events:
-            yield None if event is None else event[1]
-
-
-async def follow_choices(
     generations: Sequence[Generation],
     state: ServerState,
     heartbeat_s: float | None = None,
@@ -70,9 +52,7 @@ async def follow_choices(
     generations are closed even if the reader requests no further event; otherwise the submitter closes them.
     """
     queue = AnswerQueue(state.unsent, generations[0].request_id, heartbeat_s)
-    releases: set[Callable[[], object]] = set() if pace is None else {pace.release}
-    state.on_abort |= releases | {queue.wake}
-    state.on_drain |= releases
+    state.on_abort.add(queue.wake)
     pumps = [asyncio.create_task(_pump(*choice, queue)) for choice in enumerate(generations)]
     try:
         num_running = len(generations)
@@ -89,8 +69,7 @@ async def follow_choices(
                 num_running -= 1
             yield item
     finally:
-        state.on_abort -= releases | {queue.wake}
-        state.on_drain -= releases
+        state.on_abort.remove(queue.wake)
         queue.close()
         for pump in pumps:
             pump.cancel()
@@ -141,8 +120,9 @@ class TaskRun:
         for request in self.requests:
             generation = await self._submit(request)
             try:
-                async with aclosing(follow(generation, self.state, heartbeat_s, self.pace)) as events:
-                    async for event in events:
+                async with aclosing(follow([generation], self.state, heartbeat_s, self.pace)) as events:
+                    async for item in events:
+                        event = None if item is None else item[1]
                         if isinstance(event, Finished):
                             self.usages.append(event.usage)
                             self.num_cut_short += event.finish_reason == "length"

@@ -17,13 +17,13 @@ class AudioPace:
     """The pace of one answer. Playback is assumed to begin with the first audio and to stop where no more has
     been sent. Belongs to one event loop."""
 
-    def __init__(self, max_ahead_s: float, speed: float = 1.0) -> None:
-        """A second of audio is played in 1 / `speed` seconds."""
+    def __init__(self, max_ahead_s: float, no_wait: asyncio.Event, speed: float = 1.0) -> None:
+        """A second of audio is played in 1 / `speed` seconds. Once `no_wait` is set, nothing waits any more."""
         self._max_ahead_s = max_ahead_s
+        self._no_wait = no_wait
         self._samples_per_s = SAMPLE_RATE_HZ * speed
         self._played_at = 0.0
         """The event loop's time when all audio that has been sent will have been played."""
-        self._released = asyncio.Event()
 
     async def wait(self, event: OmniEvent, limit_s: float = math.inf) -> bool:
         """Returns True when `event` may be sent: at once, unless it is audio and the listener still has more
@@ -35,12 +35,8 @@ class AudioPace:
         if delay_s > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(delay_s, limit_s)):
-                    await self._released.wait()
-            if delay_s > limit_s and not self._released.is_set():
+                    await self._no_wait.wait()
+            if delay_s > limit_s and not self._no_wait.is_set():
                 return False
         self._played_at = max(self._played_at, loop.time()) + event.samples.size / self._samples_per_s
         return True
-
-    def release(self) -> None:
-        """Ends the current wait; later audio does not wait."""
-        self._released.set()

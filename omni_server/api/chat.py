@@ -4,25 +4,19 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from omni_server.api.answer_stream import close_all, follow_choices, total_usage
-from omni_server.api.chat_image import (
-    file_options,
-    image_output,
-    load_image_prompt,
-    submit_chat,
-    with_images,
-)
+from omni_server.api.answer_stream import follow, submit_all, total_usage
+from omni_server.api.chat_image import file_options, image_output, load_image_prompt, with_images
 from omni_server.api.config import ApiConfig
 from omni_server.api.image_options import ImageOptions
 from omni_server.api.images.files import data_url
-from omni_server.api.images.parse import ImageLimits
+from omni_server.api.images.parse import submit_images
 from omni_server.api.limits import Admission
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import AudioHistory, load_messages
@@ -65,11 +59,9 @@ class ChatService:
     ) -> None:
         self._state = state
         self._admission = admission
-        self._keep_alive_s = config.sse_keep_alive_s
-        self._text_in_content = config.chat_text_in_content
+        self._config = config
         self._history = AudioHistory(config.audio_history_ttl_s, config.audio_history_entries)
         self._media = media
-        self._image_limits = ImageLimits.from_config(config)
 
     # Requests are refused only before the status of a stream is sent.
     async def create_chat_completion(self, request: Request) -> Response:
@@ -78,21 +70,21 @@ class ChatService:
         return await until_disconnect(self._answer(body), request.receive)
 
     async def _answer(self, body: object) -> Response:
-        with ExitStack() as held:
+        async with AsyncExitStack() as held:
             return await self._answer_holding(body, held)
 
-    async def _answer_holding(self, body: object, held: ExitStack) -> Response:
+    async def _answer_holding(self, body: object, held: AsyncExitStack) -> Response:
         """Adds what the answer holds to `held`; a stream takes it over."""
         generator = self._state.require_generator()
         request_id = f"chatcmpl-{uuid.uuid4().hex}"
         request, model = validate(ChatCompletionRequest, body), generator.model_info
         check_model(request.model, model)
-        image = image_output(request, model, self._image_limits)
+        image = image_output(request, model, self._config)
         requests, audio_format = await parse_chat_request(
             request, request_id, model, lambda hears_videos: self._load(request, model, held, hears_videos)
         )
         if image is not None:
-            requests = with_images(requests, image, model, self._image_limits)
+            requests = with_images(requests, image, model, self._config)
         answer = Answer(
             id=request_id,
             created=int(time.time()),
@@ -100,31 +92,23 @@ class ChatService:
             fingerprint=model.fingerprint,
             audio_format=audio_format,
             audio_id=f"audio_{uuid.uuid4().hex}" if audio_format is not None else None,
-            text_in_content=self._text_in_content,
+            text_in_content=self._config.chat_text_in_content,
             include_usage=request.stream_options is not None and request.stream_options.include_usage is True,
             image=None if image is None else file_options(request),
-            has_text=image is None or "text" in (request.modalities or []),
             call_finish_reason="stop" if isinstance(request.tool_choice, NamedTool) else "tool_calls",
         )
         self._admission.enter_choices(len(requests))
-        generations = await submit_chat(generator, requests)
+        if image is None:
+            generations = await submit_all(generator, requests, held)
+        else:
+            generations = await submit_images(generator, requests, held, {"image": "messages"})
         if request.stream:
-            may_call = requests[0].tools is not None
-            frames = self._frames(generations, answer, may_call=may_call)
-            kept = held.pop_all()
-
-            async def release() -> None:
-                await close_all(generations)
-                kept.close()
-
-            return EventStreamResponse(request_id, frames, release=release)
-        try:
-            return await self._complete(generations, answer, with_logprobs=request.logprobs is True)
-        finally:
-            await close_all(generations)
+            frames = self._frames(generations, answer, may_call=requests[0].tools is not None)
+            return EventStreamResponse(request_id, frames, held=held.pop_all())
+        return await self._complete(generations, answer, with_logprobs=request.logprobs is True)
 
     async def _load(
-        self, request: ChatCompletionRequest, model: ModelInfo, held: ExitStack, hears_videos: bool
+        self, request: ChatCompletionRequest, model: ModelInfo, held: AsyncExitStack, hears_videos: bool
     ) -> tuple[ChatMessage, ...]:
         if model.only_generates_images:
             return await load_image_prompt(request, model, self._media, held)
@@ -137,7 +121,7 @@ class ChatService:
         self, generations: Sequence[Generation], answer: Answer, *, with_logprobs: bool
     ) -> Response:
         collected = [CollectedChoice(with_logprobs=with_logprobs) for _ in generations]
-        async with aclosing(follow_choices(generations, self._state)) as events:
+        async with aclosing(follow(generations, self._state)) as events:
             async for item in events:
                 if item is not None:
                     collected[item[0]].take(item[1])
@@ -165,16 +149,14 @@ class ChatService:
         usages: list[Usage] = []
         for renderer in renderers:
             yield renderer.opening()
-        following = follow_choices(generations, self._state, self._keep_alive_s, self._state.audio_pace())
-        async with aclosing(following) as events:
+        heartbeat_s, pace = self._config.sse_keep_alive_s, self._state.audio_pace()
+        async with aclosing(follow(generations, self._state, heartbeat_s, pace)) as events:
             async for item in events:
                 if item is None:
                     yield KEEP_ALIVE
                     continue
                 renderer, event = renderers[item[0]], item[1]
                 match event:
-                    case TextDelta() if not answer.has_text:
-                        pass
                     case TextDelta():
                         if encoder is not None:
                             text.append(event.text)

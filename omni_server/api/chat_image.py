@@ -4,28 +4,19 @@ The answer has the image as OpenRouter sends it: in `images` of the message, as 
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from omni_server.api.answer_stream import submit_all
+from omni_server.api.config import ApiConfig
 from omni_server.api.image_options import ImageOptions
-from omni_server.api.images.parse import (
-    ImageLimits,
-    check_prompt,
-    checked_options,
-    consecutive,
-    name_parameter,
-)
+from omni_server.api.images.parse import check_prompt, checked_options, image_outputs
 from omni_server.api.images.schemas import MAX_IMAGES
-from omni_server.api.images.sizes import automatic_size
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import check_media, media_kinds, message_parts
 from omni_server.api.parse import check_extra_fields
 from omni_server.api.schemas import ChatCompletionRequest, Message
-from omni_server.api.state import ObservedGenerator
 from omni_server.api.validation import unsupported
 from omni_server.errors import InvalidRequestError
-from omni_server.generation import Generation
 from omni_server.types import ChatMessage, ContentPart, ImagePart, ModelInfo, OmniRequest, TextPart
 from omni_server.types.images import ImageOutput
 
@@ -49,28 +40,23 @@ _HINTS = {
 }
 
 
-def image_output(body: ChatCompletionRequest, model: ModelInfo, limits: ImageLimits) -> ImageOutput | None:
-    """Returns the image that the chat asks for, or None. The size is None for `auto`.
+def image_output(body: ChatCompletionRequest, model: ModelInfo, config: ApiConfig) -> ImageOutput | None:
+    """Returns the image that a chat with a model of images asks for, or None. The size is None for `auto`.
 
     Raises `InvalidRequestError`.
     """
-    modalities = (
-        ["image"] if body.modalities is None and model.only_generates_images else body.modalities or []
-    )
-    if model.only_generates_images and set(modalities) != {"image"}:
+    if not model.only_generates_images:
+        if "image" in (body.modalities or []):
+            raise unsupported("This model answers without images.", "modalities")
+        return None
+    if set(body.modalities or ["image"]) != {"image"}:
         raise unsupported(
             f"The model '{model.name}' answers with an image only: 'modalities' must be ['image'] or absent.",
             "modalities",
         )
-    if "image" not in modalities:
-        return None
-    if "image" not in model.outputs:
-        raise unsupported("This model answers without images.", "modalities")
-    if "audio" in modalities:
-        raise unsupported("An answer has either speech or an image.", "modalities")
     if body.tools is not None:
         raise unsupported("'tools' cannot be combined with an image.", "tools")
-    if body.logprobs and "text" not in modalities:
+    if body.logprobs:
         raise unsupported("'logprobs' are supported only where the answer has text.", "logprobs")
     number = body.n or 1
     if number > 1 and body.stream:
@@ -82,11 +68,11 @@ def image_output(body: ChatCompletionRequest, model: ModelInfo, limits: ImageLim
             code="integer_above_max_value",
         )
     check_extra_fields(body.model_extra, _HARMLESS_VALUES, _HINTS)
-    return checked_options(body, limits)
+    return checked_options(body, config)
 
 
 async def load_image_prompt(
-    body: ChatCompletionRequest, model: ModelInfo, media: MediaLoader, held: ExitStack
+    body: ChatCompletionRequest, model: ModelInfo, media: MediaLoader, held: AsyncExitStack
 ) -> tuple[ChatMessage, ...]:
     """Returns the last user message: what to generate, and the images to edit, whose memory `held` releases.
 
@@ -122,13 +108,11 @@ def _last_user_message(messages: Sequence[Message]) -> tuple[int, Message]:
 
 
 def with_images(
-    requests: Sequence[OmniRequest], output: ImageOutput, model: ModelInfo, limits: ImageLimits
+    requests: Sequence[OmniRequest], output: ImageOutput, model: ModelInfo, config: ApiConfig
 ) -> tuple[OmniRequest, ...]:
     """Adds an image to each choice. The second has the next seed, and so on."""
-    if output.size is None:
-        edited = _images_of(requests[0].messages[-1].content) if model.only_generates_images else ()
-        output = replace(output, size=automatic_size(model, edited, limits.max_output_pixels))
-    outputs = consecutive(output, len(requests))
+    edited = _images_of(requests[0].messages[-1].content)
+    outputs = image_outputs(output, len(requests), model, edited, config)
     return tuple(replace(one, image=image) for one, image in zip(requests, outputs, strict=True))
 
 
@@ -139,15 +123,3 @@ def file_options(body: ChatCompletionRequest) -> ImageOptions:
 
 def _images_of(content: Sequence[ContentPart]) -> list[ImagePart]:
     return [part for part in content if isinstance(part, ImagePart)]
-
-
-async def submit_chat(generator: ObservedGenerator, requests: Sequence[OmniRequest]) -> list[Generation]:
-    """Submits all choices or none. Errors name the fields of the API."""
-    try:
-        return await submit_all(generator, requests)
-    except InvalidRequestError as error:
-        if requests[0].image is not None:
-            if error.param == "image":
-                error.param = "messages"
-            name_parameter(error)
-        raise

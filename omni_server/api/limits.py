@@ -5,7 +5,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 
 from starlette.datastructures import Headers
@@ -250,7 +250,7 @@ class BodyLimitMiddleware:
         if declared.isascii() and declared.isdigit() and int(declared[:20]) > max_bytes:
             await error_response(_too_large(max_bytes))(scope, receive, send)
             return
-        body = _BoundedBody(receive, self._config, self._acquire, self._memory.release)
+        body = _BoundedBody(receive, self._config, self._memory, self._metrics)
         record = current_request()
         assert record is not None
         record.on_response.append(body.release)
@@ -259,26 +259,15 @@ class BodyLimitMiddleware:
         finally:
             body.release()
 
-    async def _acquire(self, num_bytes: int) -> None:
-        try:
-            await self._memory.acquire(num_bytes)
-        except OverloadedError:
-            self._metrics.rejected("max_total_body_size")
-            raise
-
 
 class _BoundedBody:
     def __init__(
-        self,
-        receive: Receive,
-        config: ApiConfig,
-        acquire: Callable[[int], Awaitable[None]],
-        release: Callable[[int], None],
+        self, receive: Receive, config: ApiConfig, memory: MemoryBudget, metrics: ServerMetrics
     ) -> None:
         self._receive = receive
         self._config = config
-        self._acquire = acquire
-        self._release = release
+        self._memory = memory
+        self._metrics = metrics
         self._deadline: float | None = None
         self._num_bytes = 0
         self._is_complete = False
@@ -302,7 +291,11 @@ class _BoundedBody:
         if self._num_bytes + num_new > self._config.max_body_bytes:
             raise _too_large(self._config.max_body_bytes)
         if not self._is_released:  # after an early response, the rest of the body is not kept
-            await self._acquire(num_new)
+            try:
+                await self._memory.acquire(num_new)
+            except OverloadedError:
+                self._metrics.rejected("max_total_body_size")
+                raise
         self._num_bytes += num_new
         return message
 
@@ -310,7 +303,7 @@ class _BoundedBody:
         """Releases the body's bytes. Idempotent."""
         if not self._is_released:
             self._is_released = True
-            self._release(self._num_bytes)
+            self._memory.release(self._num_bytes)
 
 
 def _too_large(max_bytes: int) -> RequestTooLargeError:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -97,7 +97,7 @@ class MediaLoader:
             error.param = f"{param}.{content.type}.{'data' if content.type == 'input_audio' else 'url'}"
             raise
 
-    async def load_recording(self, data: bytes, held: ExitStack) -> AudioPart:
+    async def load_recording(self, data: bytes, held: AsyncExitStack) -> AudioPart:
         """Decodes an audio file to transcribe. `held` releases its memory. Raises the errors of `load`, without
         a field name."""
         limits = self._recording_limits
@@ -105,7 +105,7 @@ class MediaLoader:
         await self._hold(_SAMPLE_BYTES * num_samples, held)
         return await self._processes.run(lambda stop: decode_audio(data, limits, None, stop))
 
-    async def load_images(self, files: Sequence[bytes], number: int, held: ExitStack) -> list[ImagePart]:
+    async def load_images(self, files: Sequence[bytes], number: int, held: AsyncExitStack) -> list[ImagePart]:
         """Decodes image files for `hold_images`. Raises the errors of `load`, without a field name."""
         num_pixels = sum(
             [await self._processes.run(partial(count_pixels, file, self._limits)) for file in files]
@@ -113,7 +113,7 @@ class MediaLoader:
         await self.hold_images(num_pixels, number, held)
         return [await self._processes.run(partial(decode_image, file, self._limits)) for file in files]
 
-    async def hold_images(self, num_pixels: int, number: int, held: ExitStack) -> None:
+    async def hold_images(self, num_pixels: int, number: int, held: AsyncExitStack) -> None:
         """Waits for the memory of images to edit, `num_pixels` in all, with `number` results, each of which
         needs a copy of them. `held` releases it.
 
@@ -127,7 +127,7 @@ class MediaLoader:
             )
         await self._hold(_PIXEL_BYTES * number * num_pixels, held)
 
-    async def _hold(self, num_bytes: int, held: ExitStack) -> None:
+    async def _hold(self, num_bytes: int, held: AsyncExitStack) -> None:
         await self._memory.acquire(num_bytes)
         held.callback(self._memory.release, num_bytes)
 

@@ -53,10 +53,6 @@ FindTranscript = Callable[[str], str | None]
 """Looks up the caller's earlier answer by its `audio.id`; see `AudioHistory.transcript`."""
 
 
-def _find_nothing(audio_id: str) -> None:
-    """A `FindTranscript` for messages that are no answers."""
-
-
 async def load_messages(
     messages: list[Message],
     model: ModelInfo,
@@ -149,7 +145,7 @@ def _in_order_of_calls(messages: list[Message]) -> list[int]:
 
 
 def message_parts(
-    message: Message, param: str, find_transcript: FindTranscript = _find_nothing
+    message: Message, param: str, find_transcript: FindTranscript = lambda _: None
 ) -> list[tuple[TextPart | MediaContent, str]]:
     """The content parts, with media not yet loaded, each with its request field. `param` is that of the
     message. Raises `InvalidRequestError`."""

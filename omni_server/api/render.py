@@ -163,9 +163,7 @@ class Answer:
     text_in_content: bool
     """The transcript is also in `content`."""
     image: ImageOptions | None
-    """None unless the answer has an image."""
-    has_text: bool
-    """False if only the image of the text was asked for."""
+    """None unless the answer is an image, without text."""
     include_usage: bool
     """The last chunk of a stream has the `usage`, all others have null."""
     call_finish_reason: FinishReason
@@ -289,7 +287,7 @@ class CollectedChoice:
         images: list[MessageImage] | None = None
         if answer.image is not None:
             images = [_message_image(data_url(image.pixels, answer.image)) for image in self._images]
-        is_without_text = is_spoken_only or self.is_call or not answer.has_text
+        is_without_text = is_spoken_only or self.is_call or answer.image is not None
         return Choice(
             index=index,
             message=AssistantMessage(
@@ -348,7 +346,7 @@ class ChoiceRenderer:
 
     def opening(self) -> bytes:
         content = "" if not self._has_audio or self._answer.text_in_content else None
-        if not self._answer.has_text:
+        if self._answer.image is not None:
             content = None
         delta = Delta(role="assistant", content=content, refusal=None)
         if self._is_audio_open:

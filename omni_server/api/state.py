@@ -41,8 +41,8 @@ class ServerState:
         """Set by `abort`."""
         self.on_abort: set[Callable[[], object]] = set()
         """Called by `abort`."""
-        self.on_drain: set[Callable[[], object]] = set()
-        """Called by `drain`."""
+        self.is_ending = asyncio.Event()
+        """Set by `drain` and `abort`: no audio is held back any more."""
         self._num_in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -83,7 +83,7 @@ class ServerState:
         """Returns the pace of a new answer that is streamed; None if its audio is sent at once."""
         if self.max_audio_ahead_s is None or self.draining.is_set():
             return None
-        return AudioPace(self.max_audio_ahead_s, speed)
+        return AudioPace(self.max_audio_ahead_s, self.is_ending, speed)
 
     @contextmanager
     def request_in_flight(self) -> Iterator[None]:
@@ -104,12 +104,12 @@ class ServerState:
     def drain(self) -> None:
         """The server has been asked to stop: refuses new requests, and sends what running ones hold back."""
         self.draining.set()
-        for call in tuple(self.on_drain):
-            call()
+        self.is_ending.set()
 
     def abort(self, error: OmniError) -> None:
         """Ends every running generation; clients receive `error`."""
         self.abort_error = error
+        self.is_ending.set()
         for call in tuple(self.on_abort):
             call()
 
@@ -123,12 +123,9 @@ class ObservedGenerator:
         self.model_info: ModelInfo = generator.model_info
         self.failed_replicas = generator.failed_replicas
 
-    async def submit(self, request: OmniRequest) -> Generation:
-        return await self.submit_fitting(request, lambda _: None)
-
-    async def submit_fitting(self, request: OmniRequest, shorter: Shorter) -> Generation:
-        """Like `submit`, but retries a prompt that is too long with what `shorter` returns, until that is
-        None. All attempts count as one answer in log and metrics."""
+    async def submit(self, request: OmniRequest, shorter: Shorter = lambda _: None) -> Generation:
+        """Retries a prompt that is too long with what `shorter` returns, until that is None. All attempts count
+        as one answer in log and metrics."""
         record = current_request()
         if record is not None:
             request = replace(request, caller=record.caller)

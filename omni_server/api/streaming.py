@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar
 
 from fastapi import Response
@@ -85,8 +85,8 @@ def _on_one_line(json: str) -> bytes:
 
 
 class StreamResponse(Response):
-    """Sends `first` and `pieces`. Always closes `pieces` and calls `release`, also after a failure, a
-    cancellation or a disconnect."""
+    """Sends `first` and `pieces`. Always closes `pieces` and then `held`, also after a failure, a cancellation
+    or a disconnect."""
 
     failure_level = logging.INFO
     failure_line = "%s failed while it was streamed: %s"
@@ -98,7 +98,7 @@ class StreamResponse(Response):
         pieces: AsyncGenerator[bytes, None],
         *,
         first: bytes = b"",
-        release: Callable[[], Awaitable[None]] | None = None,
+        held: AsyncExitStack | None = None,
         media_type: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -111,16 +111,15 @@ class StreamResponse(Response):
         self._name = name
         self._first = first
         self._pieces = pieces
-        self._release = release
+        self._held = held or AsyncExitStack()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with suppress(ClientDisconnect):
                 await until_disconnect(self._send(send), receive)
         finally:
-            await self._pieces.aclose()
-            if self._release is not None:
-                await self._release()
+            async with self._held:
+                await self._pieces.aclose()
 
     def ending(self, error: OmniError) -> bytes | None:
         """The last piece after `error`; None leaves the response incomplete."""

@@ -5,7 +5,7 @@ import re
 import unicodedata
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -122,7 +122,7 @@ class TranscriptionService:
         generator = self._state.require_generator()
         fields, file = _parse_form(form, generator.model_info, to_english=to_english)
         sampling = text_sampling(SamplingConfig(temperature=fields.temperature or 0.0), generator.model_info)
-        with ExitStack() as held:
+        async with AsyncExitStack() as held:
             audio = await self._load(file, held)
             name = f"transcription-{uuid.uuid4().hex}"
             pieces = cut_at_pauses(audio.samples, audio.sample_rate_hz, _PIECE_SECONDS)
@@ -136,8 +136,9 @@ class TranscriptionService:
             ]
             run = TaskRun(generator, self._state, requests, input_param="file")
             if fields.stream:
-                events = _events(run, name, self._keep_alive_s, held.pop_all())
-                return EventStreamResponse(name, events, first=await anext(events))
+                events = _events(run, name, self._keep_alive_s)
+                first = await anext(events)
+                return EventStreamResponse(name, events, first=first, held=held.pop_all())
             text = "".join([delta async for delta in _deltas(run, name)])
             usage = _usage(run.usages)
         if fields.response_format == "text":
@@ -154,7 +155,7 @@ class TranscriptionService:
             )
         return Response(answer.model_dump_json(), media_type="application/json")
 
-    async def _load(self, file: bytes, held: ExitStack) -> AudioPart:
+    async def _load(self, file: bytes, held: AsyncExitStack) -> AudioPart:
         try:
             return await self._media.load_recording(file, held)
         except InvalidRequestError as error:
@@ -233,20 +234,17 @@ def _separator(last_character: str, text: str) -> str:
     return "" if any(unicodedata.east_asian_width(c) in "WF" for c in (last_character, text[0])) else " "
 
 
-async def _events(
-    run: TaskRun, name: str, keep_alive_s: float, held: ExitStack
-) -> AsyncGenerator[bytes, None]:
-    """Yields frames, the first with text. Closes `held` at the end."""
+async def _events(run: TaskRun, name: str, keep_alive_s: float) -> AsyncGenerator[bytes, None]:
+    """Yields frames, the first with text."""
     text = ""
-    with held:
-        async with aclosing(_deltas(run, name, keep_alive_s)) as deltas:
-            async for delta in deltas:
-                text += delta
-                if delta:
-                    yield _DELTAS.frame(delta)
-                elif text:
-                    yield KEEP_ALIVE
-        yield frame(TranscriptDone(type="transcript.text.done", text=text, usage=_usage(run.usages)))
+    async with aclosing(_deltas(run, name, keep_alive_s)) as deltas:
+        async for delta in deltas:
+            text += delta
+            if delta:
+                yield _DELTAS.frame(delta)
+            elif text:
+                yield KEEP_ALIVE
+    yield frame(TranscriptDone(type="transcript.text.done", text=text, usage=_usage(run.usages)))
 
 
 def _usage(usages: Sequence[Usage]) -> UsageTokens:

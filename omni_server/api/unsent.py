@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from omni_server.errors import InvalidRequestError
 from omni_server.types import AudioDelta, OmniEvent, TextDelta, ToolCallDelta
@@ -50,16 +51,12 @@ class AnswerQueue:
     """Queue of one answer's events from the stages to its client; must be closed."""
 
     def __init__(self, budget: UnsentBudget, answer_id: str, heartbeat_s: float | None) -> None:
-        """Wakes the reader after every `heartbeat_s` seconds of silence."""
+        """The reader waits at most `heartbeat_s` seconds at a time."""
         self._budget = budget
         self._answer_id = answer_id
+        self._heartbeat_s = heartbeat_s
         self._items: deque[ChoiceEvent | BaseException] = deque()
         self._woken = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._last = self._loop.time()
-        self._timer: asyncio.TimerHandle | None = None
-        if heartbeat_s is not None:
-            self._timer = self._loop.call_later(heartbeat_s, self._beat, heartbeat_s)
         self.num_bytes = 0
         self.is_dropped = False
         """Drops later events."""
@@ -69,7 +66,6 @@ class AnswerQueue:
         """Adds an event; may drop the answer."""
         if self.is_dropped:
             return
-        self._last = self._loop.time()
         self._items.append((index, event))
         self._change(size_of(event))
         if self.num_bytes > self._budget.max_bytes:
@@ -83,10 +79,12 @@ class AnswerQueue:
             self.wake()
 
     async def get(self) -> ChoiceEvent | BaseException | None:
-        """Returns the next item, or None if `wake` ended the wait."""
+        """Returns the next item, or None after a heartbeat's time or if `wake` ended the wait."""
         if not self._items:
             self._woken.clear()
-            await self._woken.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._woken.wait()
         if not self._items:
             return None
         item = self._items.popleft()
@@ -118,18 +116,9 @@ class AnswerQueue:
 
     def close(self) -> None:
         """Discards the backlog. Idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
         self._budget.queues.discard(self)
         self._items.clear()
         self._change(-self.num_bytes)
-
-    def _beat(self, heartbeat_s: float) -> None:
-        """Restarts one timer when it fires: a timer per event would cost more than the event."""
-        if self._last + heartbeat_s <= self._loop.time():
-            self._last = self._loop.time()
-            self.wake()
-        self._timer = self._loop.call_at(self._last + heartbeat_s, self._beat, heartbeat_s)
 
     def _change(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes

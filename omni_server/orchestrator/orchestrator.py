@@ -25,10 +25,8 @@ from omni_server.errors import (
 )
 from omni_server.family import EmbeddingsPrompt, FamilyModel
 from omni_server.orchestrator.caller_turns import CallerTurns
-from omni_server.orchestrator.image_requests import ImageRequests
-from omni_server.orchestrator.image_task import ImageTask
-from omni_server.orchestrator.request_graph import ArTask, AudioTask, RequestGraph, TextOutput
-from omni_server.orchestrator.request_run import RequestRun
+from omni_server.orchestrator.image_requests import ImageRequests, ImageTask
+from omni_server.orchestrator.request_run import ArTask, AudioTask, RequestRun, TextOutput
 from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
 from omni_server.orchestrator.speech_decoding import SpeechDecoding, speech_decoding
 from omni_server.orchestrator.spoken_text import SpokenText
@@ -134,26 +132,24 @@ class Orchestrator:
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic() if request.began_at is None else request.began_at
         voice = None if request.speech is None else self._voice(request.speech)
-        graph = RequestGraph(request.request_id, self._turns.take(request.caller), through)
+        run = RequestRun(request.request_id, self._turns.take(request.caller), through)
         try:
             if request.image is not None:
-                tokens = await self._add_image(graph, request, request.image)
+                tokens = await self._add_image(run, request, request.image)
             else:
-                tokens = await self._add_ar(graph, request, outputs, voice, deadline_s, began)
+                tokens = await self._add_ar(run, request, outputs, voice, deadline_s, began)
             self._check_open(request, outputs)  # again: rendering takes time
         except BaseException:
-            graph.close()
+            run.close()
             raise
-        run = RequestRun(
-            graph,
-            prompt=tokens,
+        self._running[request.request_id] = run
+        run.start(
+            tokens,
             deadline_s=deadline_s - (time.monotonic() - began),
             is_logged=request.is_logged,
             on_corrupt=self._count_corrupt,
             on_end=lambda request_id: self._running.pop(request_id, None),
         )
-        self._running[request.request_id] = run
-        run.start()
         return run
 
     def _outputs(self, request: OmniRequest) -> frozenset[Output]:
@@ -184,16 +180,16 @@ class Orchestrator:
         if has_track and not self._family.hears_videos:
             raise InvalidRequestError("this model does not hear the audio track of a video", param="messages")
 
-    async def _add_image(self, graph: RequestGraph, request: OmniRequest, image: ImageOutput) -> PromptTokens:
+    async def _add_image(self, run: RequestRun, request: OmniRequest, image: ImageOutput) -> PromptTokens:
         prompt, size = await asyncio.to_thread(self.images.render, request.messages, image)
-        graph.num_image_tokens = num_image_tokens(size.width, size.height)
-        graph.add(ImageTask(graph, self._diffusion_stages(self._entry), prompt, size))
-        num_given = len(prompt.token_ids) - graph.num_image_tokens
+        run.num_image_tokens = num_image_tokens(size.width, size.height)
+        run.add(ImageTask(run, self._diffusion_stages(self._entry), prompt, size))
+        num_given = len(prompt.token_ids) - run.num_image_tokens
         return PromptTokens(num_given, text=0, audio=0, image=num_given, video=0)
 
     async def _add_ar(
         self,
-        graph: RequestGraph,
+        run: RequestRun,
         request: OmniRequest,
         outputs: frozenset[Output],
         voice: str | None,
@@ -201,7 +197,7 @@ class Orchestrator:
         began: float,
     ) -> PromptTokens:
         entry, config = self._ar[self._entry], self._config.stages[self._entry]
-        handle = graph.choose(entry)  # an engine caches the media that its prompts refer to
+        handle = run.choose(entry)  # an engine caches the media that its prompts refer to
         assert isinstance(config, ArStage)
         is_text = "text" in outputs
         asked = request.sampling.get(self._entry)
@@ -249,24 +245,24 @@ class Orchestrator:
             if fed.text is None or fed.text.has_media:
                 spans = None if fed.text is None else fed.text.spans
                 add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply, spans=spans))
-            speaker = self._add_speaker(graph, request, edge.target, voice, fed, is_limited=is_limited)
+            speaker = self._add_speaker(run, request, edge.target, voice, fed, is_limited=is_limited)
         if is_text:
-            graph.text = TextOutput(
-                graph,
+            run.text = TextOutput(
+                run,
                 self._entry,
                 prompt,
                 spoken_text=SpokenText(handle.detokenize) if speaker is not None and is_limited else None,
                 tool_parser=ToolParser(is_parallel=request.tools.is_parallel) if request.tools else None,
                 speaker=speaker,
             )
-        output = self._add_audio(graph, request, self._entry, voice) or graph.text
+        output = self._add_audio(run, request, self._entry, voice) or run.text
         assert output is not None
-        graph.add(ArTask(graph, entry, prompt, params, output, speaker=speaker, handle=handle))
+        run.add(ArTask(run, entry, prompt, params, output, speaker=speaker, handle=handle))
         return self._count(prompt)
 
     def _add_speaker(
         self,
-        graph: RequestGraph,
+        run: RequestRun,
         request: OmniRequest,
         name: str,
         voice: str,
@@ -301,26 +297,26 @@ class Orchestrator:
         else:
             assert len(prompt.text.row_ids) == num_first_rows
             feeder = TextRowFeeder(drop, prompt.text, is_limited=is_limited)
-        audio = self._add_audio(graph, request, name, voice)
+        audio = self._add_audio(run, request, name, voice)
         assert audio is not None
-        return graph.add(ArTask(graph, stage, prompt.token_ids, params, audio, source=feeder))
+        return run.add(ArTask(run, stage, prompt.token_ids, params, audio, source=feeder))
 
     def _add_audio(
-        self, graph: RequestGraph, request: OmniRequest, stage: str, voice: str | None
+        self, run: RequestRun, request: OmniRequest, stage: str, voice: str | None
     ) -> AudioTask | None:
         """Adds the task that decodes the stage's tokens, or returns None if no audio is made of them."""
         decoding = self._decoding.get(stage)
         if decoding is None or request.speech is None or voice is None:
             return None
         seed = random.getrandbits(63) if request.speech.seed is None else request.speech.seed
-        graph.audio = AudioTask(
-            graph,
+        run.audio = AudioTask(
+            run,
             stage,
             decoding=decoding,
             edge=decoding.factory(decoding.chunks, decoding.layout, voice=voice, noise_seed=seed % 2**64),
             stop_ids=self._family.stop_ids[self._config.stages[stage].model_stage],
         )
-        return graph.add(graph.audio)
+        return run.add(run.audio)
 
     async def close(self) -> None:
         """Rejects new requests and releases the running ones."""

@@ -4,18 +4,19 @@ What the model can do is checked by the generator (`omni_server.generation.Gener
 parameters `submit_images` replaces by those of the API.
 """
 
-import dataclasses
 import re
 import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AsyncExitStack
+from dataclasses import replace
 
 from omni_server.api.answer_stream import submit_all
 from omni_server.api.config import ApiConfig
 from omni_server.api.image_options import MAX_PROMPT_CHARACTERS, ImageOptions, LoraChoice
 from omni_server.api.images.schemas import ImageFields
+from omni_server.api.images.sizes import automatic_size
 from omni_server.api.parse import check_extra_fields, check_model
 from omni_server.api.state import ObservedGenerator
 from omni_server.api.validation import unsupported
@@ -34,7 +35,6 @@ PARAMETERS: Mapping[str, str] = {
 }
 """Fields of `ImageOutput` and their names in requests."""
 
-_OUTPUT_FIELDS = frozenset(field.name for field in dataclasses.fields(ImageOutput))
 _SIZE = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})")
 _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
     "image": (None,),
@@ -56,19 +56,7 @@ _HINTS = {
 }
 
 
-@dataclass(frozen=True)
-class ImageLimits:
-    """The server's own, beside those of the model."""
-
-    max_output_pixels: int
-    max_steps: int
-
-    @classmethod
-    def from_config(cls, config: ApiConfig) -> "ImageLimits":
-        return cls(config.max_output_pixels, config.max_image_steps)
-
-
-def image_output(fields: ImageFields, model: ModelInfo, limits: ImageLimits) -> ImageOutput:
+def image_output(fields: ImageFields, model: ModelInfo, config: ApiConfig) -> ImageOutput:
     """Checks rules across fields and the server's limits. The size is None for `auto`.
 
     Raises `InvalidRequestError` or `ModelNotFoundError`.
@@ -88,7 +76,7 @@ def image_output(fields: ImageFields, model: ModelInfo, limits: ImageLimits) -> 
         )
     if fields.stream and (fields.n or 1) > 1:
         raise unsupported("Only n=1 is supported with 'stream'.", "n")
-    output = replace(checked_options(fields, limits), num_partial_images=fields.partial_images or 0)
+    output = replace(checked_options(fields, config), num_partial_images=fields.partial_images or 0)
     if output.seed is None and fields.include_parameters:
         return replace(output, seed=secrets.randbits(63))  # the file names it
     return output
@@ -108,7 +96,7 @@ def check_prompt(prompt: str, param: str) -> None:
         )
 
 
-def checked_options(options: ImageOptions, limits: ImageLimits) -> ImageOutput:
+def checked_options(options: ImageOptions, config: ApiConfig) -> ImageOutput:
     """Checks rules across fields and the server's limits. The size is None for `auto`. Raises
     `InvalidRequestError`."""
     if options.output_compression not in (None, 100) and options.output_format in (None, "png"):
@@ -122,14 +110,14 @@ def checked_options(options: ImageOptions, limits: ImageLimits) -> ImageOutput:
             param="true_cfg_scale",
         )
     steps = options.num_inference_steps
-    if steps is not None and steps > limits.max_steps:
+    if steps is not None and steps > config.max_image_steps:
         raise InvalidRequestError(
-            f"Invalid 'num_inference_steps': expected a value <= {limits.max_steps}.",
+            f"Invalid 'num_inference_steps': expected a value <= {config.max_image_steps}.",
             param="num_inference_steps",
             code="integer_above_max_value",
         )
     return ImageOutput(
-        size=_size(options.size, limits.max_output_pixels),
+        size=_size(options.size, config.max_output_pixels),
         seed=None if options.seed is None else options.seed % 2**63,
         negative_prompt=options.negative_prompt,
         num_steps=steps,
@@ -162,8 +150,12 @@ def _size(name: str | None, max_pixels: int) -> ImageSize | None:
     return size
 
 
-def consecutive(output: ImageOutput, number: int) -> list[ImageOutput]:
-    """What `number` images ask for: the second has the next seed, and so on."""
+def image_outputs(
+    output: ImageOutput, number: int, model: ModelInfo, images: Sequence[ImagePart], config: ApiConfig
+) -> list[ImageOutput]:
+    """What `number` images ask for: the second has the next seed, and so on. `images` are to be edited."""
+    if output.size is None:
+        output = replace(output, size=automatic_size(model, images, config.max_output_pixels))
     if output.seed is None:
         return [output] * number
     return [replace(output, seed=(output.seed + index) % 2**63) for index in range(number)]
@@ -187,20 +179,18 @@ def image_requests(
     ]
 
 
-async def submit_images(generator: ObservedGenerator, requests: Sequence[OmniRequest]) -> list[Generation]:
-    """Submits all or none. Errors name the fields of the API."""
+async def submit_images(
+    generator: ObservedGenerator,
+    requests: Sequence[OmniRequest],
+    held: AsyncExitStack,
+    names: Mapping[str, str],
+) -> list[Generation]:
+    """Like `submit_all`. Errors name the fields of the API: `names` are those of the prompt and its images."""
     try:
-        return await submit_all(generator, requests)
+        return await submit_all(generator, requests, held)
     except InvalidRequestError as error:
-        if error.param == "messages":
-            error.param = "prompt"
-        name_parameter(error)
+        if error.param is not None:
+            error.param = {**PARAMETERS, **names}.get(error.param, error.param)
+        if error.code == "unsupported_parameter":
+            error.message = f"The model does not have the parameter '{error.param}'."
         raise
-
-
-def name_parameter(error: InvalidRequestError) -> None:
-    """Replaces the name of a field of `ImageOutput` in an error of the generator by the API's."""
-    if error.param in _OUTPUT_FIELDS:
-        error.param = PARAMETERS.get(error.param, error.param)
-    if error.code == "unsupported_parameter":
-        error.message = f"The model does not have the parameter '{error.param}'."

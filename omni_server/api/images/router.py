@@ -3,23 +3,22 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, aclosing
-from dataclasses import replace
-from typing import Any, Literal
+from contextlib import AsyncExitStack, aclosing
+from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 from openai.types.images_response import Usage as ImageUsage
 from openai.types.images_response import UsageInputTokensDetails, UsageOutputTokensDetails
+from pydantic import BaseModel
 
-from omni_server.api.answer_stream import close_all, follow, follow_choices, total_usage
+from omni_server.api.answer_stream import follow, total_usage
 from omni_server.api.config import ApiConfig
 from omni_server.api.forms import Form, FormLimits, form_body, parse_form, read_form
 from omni_server.api.image_options import MAX_PROMPT_CHARACTERS
 from omni_server.api.images.files import ImageWriter, Pixels, size_of
 from omni_server.api.images.parse import (
-    ImageLimits,
-    consecutive,
     image_output,
+    image_outputs,
     image_requests,
     submit_images,
 )
@@ -32,7 +31,6 @@ from omni_server.api.images.schemas import (
     ImagesResponse,
     PartialImageEvent,
 )
-from omni_server.api.images.sizes import automatic_size
 from omni_server.api.limits import Admission
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import GENERATION_ERRORS, OpenApi, event_stream, request_body
@@ -82,8 +80,7 @@ class ImageService:
     ) -> None:
         self._state = state
         self._admission = admission
-        self._limits = ImageLimits.from_config(config)
-        self._keep_alive_s = config.sse_keep_alive_s
+        self._config = config
         self._media = media
 
     async def generate(self, request: Request) -> Response:
@@ -102,12 +99,13 @@ class ImageService:
     async def _generate(self, generator: ObservedGenerator, given: object) -> Response:
         fields = validate(ImageRequest, given)
         model = generator.model_info
-        output = image_output(fields, model, self._limits)
+        output = image_output(fields, model, self._config)
         if model.image_features.needs_input_image:
             raise unsupported(
                 f"The model '{model.name}' only edits images: send them to /v1/images/edits.", "model"
             )
-        return await self._answer(generator, fields, output, (), "image_generation", ExitStack())
+        async with AsyncExitStack() as held:
+            return await self._answer(generator, fields, output, (), "image_generation", held)
 
     async def _edit(self, generator: ObservedGenerator, form: Form) -> Response:
         model = generator.model_info
@@ -119,8 +117,8 @@ class ImageService:
                 param="image",
                 code="array_above_max_length",
             )
-        output = image_output(fields, model, self._limits)
-        with ExitStack() as held:
+        output = image_output(fields, model, self._config)
+        async with AsyncExitStack() as held:
             try:
                 images = await self._media.load_images(files, fields.n or 1, held)
             except InvalidRequestError as error:
@@ -135,22 +133,21 @@ class ImageService:
         output: ImageOutput,
         images: Sequence[ImagePart],
         kind: EventKind,
-        held: ExitStack,
+        held: AsyncExitStack,
     ) -> Response:
         """Generates all images concurrently; if one fails, the request fails. A stream takes over `held`.
         `generator` is not looked up again: a draining server still completes accepted requests. Raises
         `OmniError`."""
         model = generator.model_info
-        if output.size is None:
-            output = replace(output, size=automatic_size(model, images, self._limits.max_output_pixels))
-        outputs = consecutive(output, fields.n or 1)
+        outputs = image_outputs(output, fields.n or 1, model, images, self._config)
         self._admission.enter_choices(len(outputs))
-        generations = await submit_images(generator, image_requests(fields.prompt, outputs, images))
+        requests = image_requests(fields.prompt, outputs, images)
+        generations = await submit_images(generator, requests, held, {"messages": "prompt"})
         writer = ImageWriter(fields, model.name)
         if fields.stream:
-            (generation,) = generations
-            events = self._events(generation, _EventWriter(writer, output, kind), held.pop_all())
-            return EventStreamResponse(generation.request_id, events, first=await anext(events))
+            events = self._events(generations, writer, outputs[0], kind)
+            first = await anext(events)
+            return EventStreamResponse(requests[0].request_id, events, first=first, held=held.pop_all())
         generated, usage = await self._collect(generations)
         body = await asyncio.to_thread(_render, writer, generated, outputs, usage)
         return Response(body, media_type="application/json")
@@ -158,70 +155,55 @@ class ImageService:
     async def _collect(self, generations: Sequence[Generation]) -> tuple[list[ImageDone], Usage]:
         images: dict[int, ImageDone] = {}
         usages: list[Usage] = []
-        try:
-            async with aclosing(follow_choices(generations, self._state)) as events:
-                async for item in events:
-                    match item:
-                        case (index, ImageDone() as image):
-                            images[index] = image
-                        case (_, Finished(usage=usage)):
-                            usages.append(usage)
-        finally:
-            await close_all(generations)
+        async with aclosing(follow(generations, self._state)) as events:
+            async for item in events:
+                match item:
+                    case (index, ImageDone() as image):
+                        images[index] = image
+                    case (_, Finished(usage=usage)):
+                        usages.append(usage)
         return [images[index] for index in range(len(generations))], total_usage(usages)
 
     async def _events(
-        self, generation: Generation, writer: "_EventWriter", held: ExitStack
+        self, generations: Sequence[Generation], writer: ImageWriter, output: ImageOutput, kind: EventKind
     ) -> AsyncGenerator[bytes, None]:
         """Yields frames. The first comes with the first step, or after `sse_keep_alive_s` of waiting;
-        failures before it have their own status. Closes `held` at the end."""
+        failures before it have their own status."""
+
+        def render(event: type[BaseModel], name: str, pixels: Pixels, **fields: object) -> bytes:
+            """Takes a fraction of a second: call it in a thread."""
+            data = event(
+                type=f"{kind}.{name}",
+                b64_json=writer.base64(pixels, output),
+                background="opaque",
+                created_at=int(time.time()),
+                output_format=writer.format,
+                quality="auto",
+                size=str(size_of(pixels)),
+                **fields,
+            )
+            return named_frame(f"{kind}.{name}", data)
+
         done: Pixels | None = None
-        try:
-            async with aclosing(follow(generation, self._state, self._keep_alive_s)) as events:
-                async for event in events:
-                    match event:
-                        case None | ImageProgress():  # a step is no silence, and steps may follow for minutes
-                            yield KEEP_ALIVE
-                        case PartialImage():
-                            yield await asyncio.to_thread(writer.partial, event)
-                        case ImageDone():
-                            done = event.pixels
-                        case Finished():
-                            assert done is not None
-                            yield await asyncio.to_thread(writer.completed, done, event.usage)
-        finally:
-            held.close()
-            await generation.aclose()
-
-
-class _EventWriter:
-    """Takes a fraction of a second per event: call it in a thread."""
-
-    def __init__(self, writer: ImageWriter, output: ImageOutput, kind: EventKind) -> None:
-        self._writer = writer
-        self._output = output
-        self._kind = kind
-
-    def partial(self, image: PartialImage) -> bytes:
-        event = PartialImageEvent(
-            **self._fields("partial_image", image.pixels), partial_image_index=image.index
-        )
-        return named_frame(event.type, event)
-
-    def completed(self, pixels: Pixels, usage: Usage) -> bytes:
-        event = CompletedEvent(**self._fields("completed", pixels), usage=_image_usage(usage))
-        return named_frame(event.type, event)
-
-    def _fields(self, name: str, pixels: Pixels) -> dict[str, Any]:
-        return {
-            "type": f"{self._kind}.{name}",
-            "b64_json": self._writer.base64(pixels, self._output),
-            "background": "opaque",
-            "created_at": int(time.time()),
-            "output_format": self._writer.format,
-            "quality": "auto",
-            "size": str(size_of(pixels)),
-        }
+        async with aclosing(follow(generations, self._state, self._config.sse_keep_alive_s)) as events:
+            async for item in events:
+                match item:
+                    case None | (
+                        _,
+                        ImageProgress(),
+                    ):  # a step is no silence, and steps may follow for minutes
+                        yield KEEP_ALIVE
+                    case (_, PartialImage(index, pixels)):
+                        yield await asyncio.to_thread(
+                            render, PartialImageEvent, "partial_image", pixels, partial_image_index=index
+                        )
+                    case (_, ImageDone(pixels)):
+                        done = pixels
+                    case (_, Finished(usage=usage)):
+                        assert done is not None
+                        yield await asyncio.to_thread(
+                            render, CompletedEvent, "completed", done, usage=_image_usage(usage)
+                        )
 
 
 def _render(
@@ -243,13 +225,13 @@ def _render(
 
 
 def _image_usage(usage: Usage) -> ImageUsage:
-    prompt, num_written, num_generated = usage.prompt, usage.text_tokens, usage.image_tokens
+    prompt, num_generated = usage.prompt, usage.image_tokens
     return ImageUsage(
         input_tokens=prompt.total,
         input_tokens_details=UsageInputTokensDetails(image_tokens=prompt.image, text_tokens=prompt.text),
-        output_tokens=num_written + num_generated,
-        output_tokens_details=UsageOutputTokensDetails(image_tokens=num_generated, text_tokens=num_written),
-        total_tokens=prompt.total + num_written + num_generated,
+        output_tokens=num_generated,
+        output_tokens_details=UsageOutputTokensDetails(image_tokens=num_generated, text_tokens=0),
+        total_tokens=prompt.total + num_generated,
     )
 
 

@@ -149,22 +149,22 @@ class ResponseRun:
     async def _answer(self) -> None:
         generator = self._state.require_generator()
         request = self._plan.request(generator.model_info)
-        generation = await generator.submit_fitting(request, self._plan.shortened)
+        generation = await generator.submit(request, self._plan.shortened)
         try:
             if request.tools is None:
                 self._writer.open_message()
-            async with aclosing(follow(generation, self._state, pace=self._state.audio_pace())) as stream:
-                async for event in stream:
-                    match event:
-                        case TextDelta(text=text):
+            async with aclosing(follow([generation], self._state, pace=self._state.audio_pace())) as stream:
+                async for item in stream:
+                    match item:
+                        case (_, TextDelta(text=text)):
                             self._writer.text(text)
-                        case ToolCallDelta():
-                            self._writer.call(event)
-                        case AudioDelta(samples=samples):
+                        case (_, ToolCallDelta() as call):
+                            self._writer.call(call)
+                        case (_, AudioDelta(samples=samples)):
                             self._writer.audio(samples)
-                        case Finished(finish_reason="length", usage=usage):
+                        case (_, Finished(finish_reason="length", usage=usage)):
                             self._writer.close("incomplete", usage, reason="max_output_tokens")
-                        case Finished(usage=usage):
+                        case (_, Finished(usage=usage)):
                             self._writer.close("completed", usage)
         finally:
             await generation.aclose()

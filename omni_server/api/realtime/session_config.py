@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag
 
 from omni_server.api.constraints import check_grammar_size, function_tool
+from omni_server.api.schemas import Voice
 from omni_server.api.validation import ExactModel, validate
 from omni_server.api.voices import resolve_voice
 from omni_server.errors import InvalidRequestError
@@ -97,13 +98,9 @@ class InputConfig(ExactModel):
     turn_detection: Annotated[TurnDetection, Field(discriminator="type")] | None = ServerVad()
 
 
-def _voice_name(voice: object) -> object:
-    return voice["id"] if isinstance(voice, dict) and set(voice) == {"id"} else voice
-
-
 class OutputConfig(ExactModel):
     format: WireFormat = PcmFormat()
-    voice: Annotated[str, BeforeValidator(_voice_name)] | None = None
+    voice: Voice | None = None
     speed: Annotated[float, Field(ge=1, le=1)] = 1.0
     """The model has one speed."""
 

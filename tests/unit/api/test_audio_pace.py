@@ -38,7 +38,7 @@ async def times(
     once."""
     came: list[float] = []
     generation, pace = FakeGeneration("a", script), state.audio_pace(speed)
-    async with aclosing(follow(generation, state, heartbeat_s, pace)) as events:
+    async with aclosing(follow([generation], state, heartbeat_s, pace)) as events:
         async for _ in events:
             came.append(asyncio.get_running_loop().time())
     return [round(time - came[0], 3) for time in came]
@@ -77,7 +77,7 @@ def test_playback_starts_again_after_a_pause() -> None:
     """A listener who has heard everything gets as much at once as at the beginning."""
 
     async def measure() -> list[float]:
-        pace = AudioPace(2.0)
+        pace = AudioPace(2.0, asyncio.Event())
         loop = asyncio.get_running_loop()
         waited = []
         for pause_s in (0, 0, 0, 100, 0, 0, 0):
@@ -94,7 +94,7 @@ def test_what_waits_counts_as_unsent_and_is_not_kept_beyond_that_limit() -> None
     async def unsent() -> int:
         state = state_with(1.0)
         generation = FakeGeneration("a", [*SPEECH, finished()])
-        async with aclosing(follow(generation, state, pace=state.audio_pace())) as events:
+        async with aclosing(follow([generation], state, pace=state.audio_pace())) as events:
             for _ in range(3):
                 await anext(events)
             return state.unsent.num_bytes
@@ -109,7 +109,7 @@ def test_an_aborted_answer_does_not_wait() -> None:
         state = state_with(1.0)
         loop = asyncio.get_running_loop()
         script: list[ScriptEntry] = [AudioDelta(0, np.zeros(24_000 * 60, np.float32)), *SPEECH, finished()]
-        async with aclosing(follow(FakeGeneration("a", script), state, pace=state.audio_pace())) as events:
+        async with aclosing(follow([FakeGeneration("a", script)], state, pace=state.audio_pace())) as events:
             await anext(events)
             loop.call_later(5, state.abort, error)
             began = loop.time()
@@ -125,10 +125,10 @@ def test_a_server_that_shuts_down_sends_what_it_holds_back_at_once() -> None:
     async def last_event_s() -> float:
         loop, state = asyncio.get_running_loop(), state_with(3.0)
         generation = FakeGeneration("a", [*SPEECH, *SPEECH, *SPEECH, finished()])
-        async with aclosing(follow(generation, state, pace=state.audio_pace())) as events:
+        async with aclosing(follow([generation], state, pace=state.audio_pace())) as events:
             loop.call_later(2.5, state.drain)
-            assert [isinstance(event, Finished) async for event in events][-1]
-        assert not state.on_abort | state.on_drain
+            assert [item and isinstance(item[1], Finished) async for item in events][-1]
+        assert not state.on_abort
         assert state.audio_pace() is None
         return loop.time()
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_server.api.answer_stream import follow, follow_choices
+from omni_server.api.answer_stream import follow
 from omni_server.api.state import ServerState
 from omni_server.api.unsent import UnsentBudget, size_of
 from omni_server.errors import InvalidRequestError
@@ -41,7 +41,7 @@ async def become(condition: Callable[[], bool]) -> None:
 
 async def untaken(state: ServerState, generation: FakeGeneration) -> Any:
     """The feed of a reader who takes the first event and then nothing for as long as events come."""
-    events = follow(generation, state)
+    events = follow([generation], state)
     await anext(events)
     nearly_all = SIZE - 2 * size_of(AudioDelta(0, SECOND))
     await become(lambda: generation.closed.is_set() or state.unsent.num_bytes >= nearly_all)
@@ -79,10 +79,10 @@ async def test_of_all_answers_the_one_with_the_most_is_dropped() -> None:
         FakeGeneration("a", [*MINUTES, Hang()]),
         FakeGeneration("b", [*MINUTES[:100], finished()]),
     )
-    async with aclosing(await untaken(state, greedy)) as first, aclosing(follow(modest, state)) as second:
+    async with aclosing(await untaken(state, greedy)) as first, aclosing(follow([modest], state)) as second:
         await anext(second)
         third = FakeGeneration("c", [*MINUTES[:100], finished()])
-        async with aclosing(follow(third, state)) as others:
+        async with aclosing(follow([third], state)) as others:
             await anext(others)
             await become(lambda: 0 < state.unsent.num_bytes < SIZE)
             with pytest.raises(InvalidRequestError):
@@ -95,7 +95,7 @@ async def test_choices_share_what_may_wait() -> None:
     text: list[ScriptEntry] = [TextDelta("x" * 1000, (1,))] * 2000
     state = state_of(MIB)
     generations = [FakeGeneration("a", [*text, Hang()]), FakeGeneration("b", [*text, Hang()])]
-    async with aclosing(follow_choices(generations, state)) as events:
+    async with aclosing(follow(generations, state)) as events:
         await anext(events)
         async with asyncio.timeout(10):
             await asyncio.gather(*(generation.closed.wait() for generation in generations))

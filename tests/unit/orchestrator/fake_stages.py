@@ -22,8 +22,7 @@ from omni_server.errors import CorruptDataError
 from omni_server.family import CodecLayout, DecoderWindow, Frame, TextRows
 from omni_server.metrics.replica_name import split_replica_name
 from omni_server.orchestrator.caller_turns import CallerTurns
-from omni_server.orchestrator.request_graph import ArTask, AudioTask, RequestGraph, TextOutput
-from omni_server.orchestrator.request_run import RequestRun
+from omni_server.orchestrator.request_run import ArTask, AudioTask, RequestRun, TextOutput
 from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
 from omni_server.orchestrator.speech_decoding import SpeechDecoding
 from omni_server.orchestrator.speech_scheduler import ComingStreams, SpeechScheduler
@@ -275,10 +274,10 @@ class Stages:
         prompt = RenderedPrompt(PROMPT_IDS, None)
         if reply is not None:
             prompt = RenderedPrompt(PROMPT_IDS + reply, None, "given", len(reply))
-        graph, speaker = RequestGraph("request", CallerTurns().take("caller")), None
+        run, speaker = RequestRun("request", CallerTurns().take("caller")), None
         if speech:
-            graph.audio = AudioTask(
-                graph, "talker", decoding=self.decoding(frames), edge=self.edge, stop_ids=(STOP_CODE,)
+            run.audio = AudioTask(
+                run, "talker", decoding=self.decoding(frames), edge=self.edge, stop_ids=(STOP_CODE,)
             )
             talker = Stage("talker", [cast(ArHandle, self.talker)])
             talker_prompt = (8,) * NUM_PROMPT + (6, 7)
@@ -287,12 +286,10 @@ class Stages:
             if text_rows is not None:
                 feeder = TextRowFeeder(self.talker.outbox.drop, text_rows, is_limited=is_limited)
                 talker_prompt = (8,) * (len(text_rows.row_ids) + 1)
-            graph.add(graph.audio)
-            speaker = graph.add(
-                ArTask(graph, talker, talker_prompt, SamplingParams(), graph.audio, source=feeder)
-            )
-        graph.text = TextOutput(
-            graph,
+            run.add(run.audio)
+            speaker = run.add(ArTask(run, talker, talker_prompt, SamplingParams(), run.audio, source=feeder))
+        run.text = TextOutput(
+            run,
             "thinker",
             prompt,
             spoken_text=None if detokenize is None else SpokenText(detokenize),
@@ -300,17 +297,15 @@ class Stages:
             speaker=speaker,
         )
         thinker = Stage("thinker", [cast(ArHandle, self.thinker)])
-        entry = graph.choose(thinker)
-        graph.add(ArTask(graph, thinker, prompt, SamplingParams(), graph.text, speaker=speaker, handle=entry))
-        run = RequestRun(
-            graph,
-            prompt=PromptTokens(NUM_PROMPT, NUM_PROMPT, 0, 0, 0),
+        entry = run.choose(thinker)
+        run.add(ArTask(run, thinker, prompt, SamplingParams(), run.text, speaker=speaker, handle=entry))
+        run.start(
+            PromptTokens(NUM_PROMPT, NUM_PROMPT, 0, 0, 0),
             deadline_s=deadline_s,
             is_logged=True,
             on_corrupt=self.corrupt.append,
             on_end=self.ended.append,
         )
-        run.start()
         return run
 
     def decoding(self, frames: TokenFrames) -> SpeechDecoding:
