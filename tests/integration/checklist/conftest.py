@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from tests.integration.checklist.curl import Curl
-from tests.integration.checklist.guarded import GuardedServers, MediaHost
+from tests.integration.checklist.guarded import FLAGS, MediaHost
 from tests.integration.server_process import ServerProcess, wait_until
 
 
@@ -17,19 +17,21 @@ def curl(server: ServerProcess) -> Curl:
 
 
 @pytest.fixture(scope="package")
-def guarded_servers(
+def guarded_server(
     checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, media_host: MediaHost
-) -> Iterator[GuardedServers]:
-    with GuardedServers(checkpoint, tmp_path_factory.mktemp("guarded"), media_host) as servers:
-        yield servers
+) -> Iterator[ServerProcess]:
+    log = tmp_path_factory.mktemp("guarded") / "log.txt"
+    allowed_host = ("--allowed-media-domains", f"127.0.0.1:{media_host.port}")
+    with ServerProcess(checkpoint, log, *FLAGS, *allowed_host) as server:
+        yield server
+    assert "Traceback" not in server.log
 
 
 @pytest.fixture
-def guarded(guarded_servers: GuardedServers) -> ServerProcess:
-    """With keys, limits, an allowed site and an allowed host (`GuardedServers`), and nothing to do."""
-    server = guarded_servers.running()
-    wait_until(lambda: httpx2.get(f"{server.url}/load").json() == {"server_load": 0}, 60)
-    return server
+def guarded(guarded_server: ServerProcess) -> ServerProcess:
+    """With keys, limits, an allowed site and an allowed host (`FLAGS`), and nothing to do."""
+    wait_until(lambda: httpx2.get(f"{guarded_server.url}/load").json() == {"server_load": 0}, 60)
+    return guarded_server
 
 
 @pytest.fixture(scope="package")

@@ -1,12 +1,11 @@
-"""A server with the flags that rows of the checklist ask for, and the host that it may read media from."""
+"""Flags of a server that rows of the checklist ask for, and the host that it may read media from."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.integration.server_process import MODEL, ServerProcess
+from tests.integration.server_process import MODEL
 
 KEY, OTHER_KEY = "sk-checklist-first", "sk-checklist-second"
 NAME_WITH_SLASH = f"demo/{MODEL}"
@@ -15,41 +14,14 @@ MAX_BODY_BYTES = 1_000_000
 MAX_QUEUE = 2
 
 
-class GuardedServers:
-    """One server after another: a row ends the first by SIGTERM, and if others follow, they get a new one."""
-
-    FLAGS = (
-        *("--api-key", KEY, OTHER_KEY),
-        *("--served-model-name", MODEL, NAME_WITH_SLASH),
-        *("--allowed-origins", SITE),
-        *("--media-fetch-timeout", "1"),
-        *("--max-body-size", str(MAX_BODY_BYTES)),
-        *("--max-queue", str(MAX_QUEUE)),
-        *("--shutdown-timeout", "120"),
-    )
-
-    def __init__(self, checkpoint: Path, folder: Path, media_host: "MediaHost") -> None:
-        self._checkpoint = checkpoint
-        self._flags = (*self.FLAGS, "--allowed-media-domains", f"127.0.0.1:{media_host.port}")
-        self._folder = folder
-        self._started: list[ServerProcess] = []
-
-    def running(self) -> ServerProcess:
-        if not self._started or self._started[-1].process.poll() is not None:
-            log = self._folder / f"log{len(self._started)}.txt"
-            self._started.append(ServerProcess(self._checkpoint, log, *self._flags))
-        return self._started[-1]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for server in self._started:
-            exit_code = server.process.poll() if server.process.poll() is not None else server.terminate()
-            assert exit_code == 0, server.log
-            assert "Traceback" not in server.log
+FLAGS = (
+    *("--api-key", KEY, OTHER_KEY),
+    *("--served-model-name", MODEL, NAME_WITH_SLASH),
+    *("--allowed-origins", SITE),
+    *("--media-fetch-timeout", "1"),
+    *("--max-body-size", str(MAX_BODY_BYTES)),
+    *("--max-queue", str(MAX_QUEUE)),
+)
 
 
 class MediaHost:

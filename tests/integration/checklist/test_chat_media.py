@@ -14,8 +14,8 @@ from tests.integration.checklist.curl import Curl
 from tests.integration.checklist.guarded import KEY, MediaHost
 from tests.integration.checklist.test_chat import SHORT, completion_of
 from tests.integration.server_process import ServerProcess
-from tests.integration.test_server import IMAGE_PART, SPEECH_PART, VIDEO_PART, arguments, spoken, written
-from tests.omni_families import OmniFamily, for_each_family
+from tests.integration.test_server import IMAGE_PART, arguments, written
+from tests.omni_families import OmniFamily
 from tests.unit.api.clients import URL, base64_of, data_url, error_of, media, tone
 from tests.unit.media.containers import record
 
@@ -37,7 +37,6 @@ SOUNDS = {
 }
 
 
-@for_each_family
 @pytest.mark.parametrize("row", SOUNDS)
 def test_sound_is_heard(official: openai.OpenAI, row: str) -> None:
     audio_format, data = SOUNDS[row]
@@ -73,29 +72,6 @@ def test_c20_wav_that_is_declared_as_mp3(curl: Curl) -> None:
     assert completion_of(curl.post(URL, written(sound(tone(), "mp3"), **SHORT)))
 
 
-@for_each_family
-def test_c21_picture_is_counted(family: OmniFamily, official: openai.OpenAI) -> None:
-    completion = official.chat.completions.create(**arguments(written([IMAGE_PART], **SHORT)))
-    assert completion.usage is not None
-    details = completion.usage.prompt_tokens_details
-    assert details is not None
-    assert details.to_dict()["image_tokens"] == family.image_tokens[0]
-
-
-@for_each_family
-def test_c25_all_kinds_in_one_message_are_answered_by_voice(official: openai.OpenAI) -> None:
-    parts = [{"type": "text", "text": "Compare:"}, SPEECH_PART, IMAGE_PART, VIDEO_PART]
-    completion = official.chat.completions.create(**arguments(spoken(parts, audio_format="wav", **SHORT)))
-    audio = completion.choices[0].message.audio
-    assert audio is not None
-    assert audio.data
-    assert completion.usage is not None
-    assert completion.usage.prompt_tokens_details is not None
-    counts = completion.usage.prompt_tokens_details.to_dict()
-    assert all(counts[f"{kind}_tokens"] for kind in ("text", "audio", "image", "video"))
-
-
-@for_each_family
 def test_c26_too_many_pictures(curl: Curl) -> None:
     error = error_of(curl.post(URL, written([IMAGE_PART] * 5)))
     assert error["message"].startswith("At most 4 image(s)")
@@ -156,7 +132,6 @@ def test_c30_host_that_never_answers_is_given_up(guarded: ServerProcess, media_h
     assert error_of(fetched(guarded, media_host.url("/never")))["code"] == "media_fetch_failed"
 
 
-@for_each_family
 def test_c59_sound_of_a_video_is_heard_where_it_is_asked_for(family: OmniFamily, curl: Curl) -> None:
     samples, rate = soundfile.read(io.BytesIO(media("speech_hello.wav")), dtype="float32", always_2d=True)
     url = data_url(record("mp4", "aac", samples.T, rate, has_video=True), "video/mp4")

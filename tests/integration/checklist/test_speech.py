@@ -13,7 +13,7 @@ from tests.integration.checklist.curl import Curl
 from tests.integration.checklist.guarded import NAME_WITH_SLASH
 from tests.integration.server_process import MODEL, ServerProcess
 from tests.integration.test_server_audio import SPEECH_URL, TEXT
-from tests.omni_families import OmniFamily, for_each_family
+from tests.omni_families import OmniFamily
 from tests.unit.api.clients import error_of
 
 NUM_CODES = 40
@@ -109,19 +109,16 @@ def test_t07_speech_is_as_fast_as_asked_for(family: OmniFamily, curl: Curl, spee
     assert len(response.content) / 48_000 == pytest.approx(seconds(family) / speed, abs=0.1)
 
 
-@for_each_family
 def test_t09_voice_may_be_left_out(family: OmniFamily, curl: Curl) -> None:
     assert pcm_of(curl, family, voice=...) == pcm_of(curl, family, voice=family.default_voice)
 
 
-@for_each_family
 def test_t10_unknown_voice_is_refused_with_the_known_ones(family: OmniFamily, curl: Curl) -> None:
     error = error_of(curl.post(SPEECH_URL, speech(voice="nobody")))
     assert error["param"] == "voice"
     assert ", ".join(family.voices) in error["message"]
 
 
-@for_each_family
 def test_t11_instructions_are_heard_and_none_are_none(family: OmniFamily, curl: Curl) -> None:
     plain, none, whisper = (pcm_of(curl, family, instructions=text) for text in (..., "None", "Whisper."))
     assert plain == none != whisper
