@@ -161,9 +161,3 @@ async def test_chat_without_messages_is_an_error_in_both_ways(omni: Omni) -> Non
     with pytest.raises(InvalidRequestError, match="no messages"):
         async for _ in omni.stream([]):
             pass
-
-
-def test_prompt_that_is_too_long_is_an_error(omni: Omni) -> None:
-    with pytest.raises(InvalidRequestError) as failure:
-        omni.generate("word " * 20_000)
-    assert failure.value.code == "context_length_exceeded"
