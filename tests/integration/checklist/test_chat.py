@@ -17,13 +17,11 @@ from tests.integration.test_server import (
     answer_to,
     arguments,
     message_of,
-    num_tokens,
     sound_of,
     spoken,
     text_of,
     written,
 )
-from tests.integration.test_server_structure import TRIP
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.schema import check_completion
 
@@ -54,12 +52,6 @@ def test_c02_wav_has_true_sizes_and_expires_later(wav: dict[str, Any]) -> None:
     assert info.duration > 0.2
 
 
-def test_c10_voice_by_id(curl: Curl) -> None:
-    by_id = spoken(audio={"voice": {"id": "Ethan"}, "format": "pcm16"}, **SHORT)
-    answers = [completion_of(curl.post(URL, body)) for body in (by_id, spoken(voice="Ethan", **SHORT))]
-    assert sound_of(answers[0]) == sound_of(answers[1]) != b""
-
-
 def test_c13_modalities_of_audio_alone(official: openai.OpenAI, wav: dict[str, Any]) -> None:
     completion = official.chat.completions.create(
         **arguments(spoken(audio_format="wav", modalities=["audio"]))
@@ -68,39 +60,6 @@ def test_c13_modalities_of_audio_alone(official: openai.OpenAI, wav: dict[str, A
     assert message.content is None
     assert message.audio is not None
     assert (message.audio.transcript, base64.b64decode(message.audio.data)) == (text_of(wav), sound_of(wav))
-
-
-def test_c39_max_completion_tokens_before_max_tokens(curl: Curl) -> None:
-    completion = completion_of(curl.post(URL, written(max_tokens=50, max_completion_tokens=1)))
-    assert num_tokens(completion) == (1, 0)
-
-
-def test_c51_unknown_field(curl: Curl) -> None:
-    assert completion_of(curl.post(URL, written(**SHORT, no_such_field={"a": 1})))
-
-
-def test_c52_bookkeeping_fields(official: openai.OpenAI) -> None:
-    fields = {
-        "user": "a",
-        "metadata": {"a": "b"},
-        "store": True,
-        "service_tier": "auto",
-        "safety_identifier": "a",
-    }
-    tools = {"tools": [TRIP], "tool_choice": "none", "parallel_tool_calls": False}
-    completion = official.chat.completions.create(**arguments(written(**SHORT, **fields, **tools)))
-    assert completion.choices[0].message.content
-
-
-def test_c56_message_is_sent_back_as_the_client_has_it(official: openai.OpenAI) -> None:
-    body = arguments(spoken(**SHORT))
-    first = official.chat.completions.create(**body)
-    messages = [*body["messages"], first.choices[0].message, {"role": "user", "content": "Say it again."}]
-    second = official.chat.completions.create(**body | {"messages": messages})
-    assert second.choices[0].message.audio is not None
-    assert first.usage is not None
-    assert second.usage is not None
-    assert second.usage.prompt_tokens > first.usage.prompt_tokens
 
 
 def test_c57_unknown_audio_id(curl: Curl) -> None:
