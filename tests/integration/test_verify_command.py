@@ -128,25 +128,6 @@ def answers_of_the_reference(checkpoint: Path, cases: Sequence[Case]) -> list[An
     return answers
 
 
-def verified(
-    answers: Sequence[Answer], checkpoint: Path, report: Path, monkeypatch: pytest.MonkeyPatch
-) -> int:
-    """The exit code of a comparison of given answers with those of transformers."""
-
-    def answer_all(*_: object, **__: object) -> list[Answer]:
-        return list(answers)
-
-    monkeypatch.setattr(run, "answer_all", answer_all)
-    return main(["verify", str(checkpoint), *CONFIG, "--cases", "text", "--report", str(report)])
-
-
-def test_answers_of_the_reference_agree(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference_answers: list[Answer]
-) -> None:
-    report = tmp_path / "report.md"
-    assert verified(reference_answers, checkpoint, report, monkeypatch) == 0, report.read_text()
-
-
 def test_what_is_altered_is_found_and_named(
     checkpoint: Path,
     tmp_path: Path,
@@ -154,24 +135,22 @@ def test_what_is_altered_is_found_and_named(
     capsys: pytest.CaptureFixture[str],
     reference_answers: list[Answer],
 ) -> None:
+    """Of three answers two are; the third agrees."""
     written, chelsie, ethan = reference_answers
     text_ids, codes = list(written.text_ids), list(ethan.codes)
     text_ids[2], codes[4] = text_ids[3], codes[5]
-    altered = (
+    answers = [
         replace(written, text_ids=tuple(text_ids)),
-        replace(chelsie, codes=chelsie.codes[:-7]),
+        chelsie,
         replace(ethan, codes=tuple(codes)),
-    )
+    ]
+    monkeypatch.setattr(run, "answer_all", lambda *_, **__: answers)
     report = tmp_path / "report.md"
 
-    assert verified(altered, checkpoint, report, monkeypatch) == 1
-    names = "text, text only; text, Chelsie; text, Ethan"
-    assert f"DIFFER in 3 of 3 cases: {names}." in capsys.readouterr().out
-    text, num_codes = report.read_text(), len(chelsie.codes) - 7
+    assert main(["verify", str(checkpoint), *CONFIG, "--cases", "text", "--report", str(report)]) == 1
+    assert "DIFFER in 2 of 3 cases: text, text only; text, Ethan." in capsys.readouterr().out
+    text = report.read_text()
     assert "- text, text only: text: first difference at token 2 of " in text
-    assert f"- text, Chelsie: codes: first difference at token {num_codes} of {num_codes}: " in text, (
-        "they end too early"
-    )
     assert "- text, Ethan: codes: first difference at token 4 of " in text
     assert "- text, Ethan: waveform: " in text, "these codes sound otherwise"
 
