@@ -217,7 +217,7 @@ def test_a_pipeline_edits_and_says_where_it_does(editor: ServerProcess) -> None:
 
 
 GREY = Image.fromarray(np.add.outer(np.arange(48), np.arange(64)).astype(np.uint8) * 2)
-"""Every format below but JPEG keeps its pixels."""
+"""Every format below keeps its pixels."""
 PHOTO = GREY.convert("RGB")
 OTHER_FRAME = Image.new("RGB", PHOTO.size, "red")
 ORIENTATION = 0x0112

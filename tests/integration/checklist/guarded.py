@@ -1,17 +1,12 @@
 """Flags of a server that rows of the checklist ask for."""
 
-from tests.integration.server_process import MODEL
-
 KEY, OTHER_KEY = "sk-checklist-first", "sk-checklist-second"
-NAME_WITH_SLASH = f"demo/{MODEL}"
 SITE = "https://chat.example"
 MAX_BODY_BYTES = 1_000_000
 MAX_QUEUE = 2
 
-
 FLAGS = (
     *("--api-key", KEY, OTHER_KEY),
-    *("--served-model-name", MODEL, NAME_WITH_SLASH),
     *("--allowed-origins", SITE),
     *("--max-body-size", str(MAX_BODY_BYTES)),
     *("--max-queue", str(MAX_QUEUE)),
