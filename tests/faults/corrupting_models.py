@@ -91,6 +91,8 @@ class CorruptingCode2Wav(Qwen3OmniCode2Wav):
                 waveforms[index][-1] = torch.nan
             elif what == "silence":
                 waveforms[index].zero_()
+            elif what == "cut":
+                waveforms[index] = waveforms[index][:-1]
         return waveforms
 
     def _fail(self, batch: DiffusionBatch) -> list[torch.Tensor]:

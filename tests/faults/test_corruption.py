@@ -139,6 +139,7 @@ CASES = (
     Case("windows", "the first again", SPEECH, "code2wav", "window_sequence", is_streamed=True),
     Case("windows", "unknown code", SPEECH, "code2wav", "codes"),
     Case("code2wav", "NaN", SPEECH, "code2wav", "samples", is_streamed=True),
+    Case("code2wav", "cut", SPEECH, "code2wav", "shape"),
     Case("code2wav", "silence", SPEECH, "code2wav", "flat", is_streamed=True),
 )
 """What else the server finds wrong with windows and sound is in tests/unit/orchestrator/test_request_end.py."""

@@ -157,6 +157,56 @@ def deviation(result: Waveform, expected: Waveform) -> float:
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_a_stream_that_carries_state_is_no_further_from_one_pass_and_needs_no_past_codes(
+    code2wav: DiffusionHandle,
+) -> None:
+    codes = random_codes(131, 78)
+    in_one = await run(code2wav, codes, whole(131, voice="Ethan"))
+    by_themselves = await one_by_one(code2wav, spans_of(codes, stream=None))
+    carried = await one_by_one(code2wav, spans_of(codes, stream="one"))
+    far = deviation(np.concatenate(by_themselves), in_one)
+    assert deviation(np.concatenate(carried), in_one) < min(1e-3, 1.1 * far)
+    without_past: Spans = []
+    for window_codes, span in spans_of(codes, stream="two"):
+        num_past = span.emit_start - span.first_code
+        without_past.append(((0,) * num_past + window_codes[num_past:], span))
+    for result, expected in zip(await one_by_one(code2wav, without_past), carried, strict=True):
+        assert_close(result, expected)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_streams_side_by_side_equal_each_alone_as_long_as_all_have_a_place(
+    code2wav: DiffusionHandle,
+) -> None:
+    streams = [random_codes(60 + 13 * n, n) for n in range(NUM_STREAMS)]
+    alone = [
+        await one_by_one(code2wav, spans_of(c, stream=f"alone-{n}", seed=n)) for n, c in enumerate(streams)
+    ]
+    together = await asyncio.gather(
+        *[one_by_one(code2wav, spans_of(c, stream=f"together-{n}", seed=n)) for n, c in enumerate(streams)]
+    )
+    for results, expected in zip(together, alone, strict=True):
+        for result, reference in zip(results, expected, strict=True):
+            assert_close(result, reference)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_windows_of_one_stream_at_once_fail_or_are_computed_but_never_wrong(
+    code2wav: DiffusionHandle,
+) -> None:
+    """The server sends none; whoever does is told, and gets no sound that is not the window's."""
+    codes = random_codes(96, 9)
+    in_one = await run(code2wav, codes, whole(96, voice="Ethan"))
+    results = await asyncio.gather(
+        *[run(code2wav, own, span) for own, span in spans_of(codes, stream="hasty")], return_exceptions=True
+    )
+    assert any(isinstance(result, StageError) and "in the same step" in result.message for result in results)
+    for (_, span), result in zip(spans_of(codes, stream="hasty"), results, strict=True):
+        if isinstance(result, np.ndarray):
+            assert deviation(result, in_one[480 * span.emit_start : 480 * span.emit_end]) < 1e-3
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_more_streams_than_places_and_streams_that_are_aborted_cost_exactness_only(
     code2wav: DiffusionHandle,
 ) -> None:

@@ -17,6 +17,7 @@ from tests.integration.test_server import (
     answer_to,
     arguments,
     message_of,
+    num_tokens,
     sound_of,
     spoken,
     text_of,
@@ -60,6 +61,11 @@ def test_c13_modalities_of_audio_alone(official: openai.OpenAI, wav: dict[str, A
     assert message.content is None
     assert message.audio is not None
     assert (message.audio.transcript, base64.b64decode(message.audio.data)) == (text_of(wav), sound_of(wav))
+
+
+def test_c39_max_completion_tokens_before_max_tokens(curl: Curl) -> None:
+    completion = completion_of(curl.post(URL, written(max_tokens=50, max_completion_tokens=1)))
+    assert num_tokens(completion) == (1, 0)
 
 
 def test_c57_unknown_audio_id(curl: Curl) -> None:

@@ -133,6 +133,24 @@ def test_e08_line_breaks_in_a_request_id_add_no_field(
     assert "Evil" not in "".join(value for _, value in fields)
 
 
+@pytest.mark.parametrize("row", ["E09 200", "E09 400", "E09 404", "E09 405", "E09 stream"])
+def test_answers_have_a_request_id(curl: Curl, row: str) -> None:
+    bodies = {"E09 200": written(**SHORT), "E09 400": chat(None), "E09 stream": written(stream=True, **SHORT)}
+    path = "/nope" if row == "E09 404" else URL
+    own = ("--header", "X-Request-Id: mine")
+    response = curl.post(path, bodies[row], *own) if row in bodies else curl.get(path, *own)
+    assert response.status_code == (200 if row == "E09 stream" else int(row.removeprefix("E09 ")))
+    assert response.headers.get_list("x-request-id") == ["mine"]
+
+
+@pytest.mark.parametrize("status", [401, 413], ids=lambda status: f"E09 {status}")
+def test_refusals_before_the_body_have_a_request_id(guarded: ServerProcess, status: int) -> None:
+    curl = Curl(guarded.url, "sk-wrong" if status == 401 else KEY)
+    response = curl.post(URL, TOO_LARGE, "--header", "X-Request-Id: mine")
+    assert response.status_code == status
+    assert response.headers.get_list("x-request-id") == ["mine"]
+
+
 def test_e10_full_server_says_when_to_come_back(guarded: ServerProcess) -> None:
     curl = Curl(guarded.url, KEY)
     headers = {"Authorization": f"Bearer {KEY}"}
