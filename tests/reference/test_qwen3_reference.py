@@ -1,6 +1,5 @@
 """Qwen3-Omni's reference behaves as the comparisons with it take for granted."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +10,6 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 from tests.checkpoints.write import make_demo_checkpoint
 from tests.reference.qwen3_cases import QWEN3_CASES
 from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
-
-CUT_OFF = ("one_token", "two_tokens", "three_tokens", "one_frame")
-"""Their text reaches its limit."""
-WITH_PICTURES = (
-    "image",
-    "images",
-    "video",
-    "mixed",
-    "media_in_turns",
-    "heard_video",
-    "heard_mixed",
-    "heard_in_turns",
-)
 
 Results = dict[str, Qwen3Result]
 
@@ -43,33 +29,6 @@ def reference(checkpoint: Path, answer_folder: Path) -> Qwen3Reference:
 def results(reference: Qwen3Reference) -> Results:
     """Answers to all cases, by name."""
     return reference.answers_of(QWEN3_CASES)
-
-
-def test_text_that_reached_its_limit_is_spoken_to_its_last_token(
-    results: Results, reference: Qwen3Reference
-) -> None:
-    rows_of = reference.model.talker.text_projection, reference.model.thinker.get_input_embeddings()
-    for name in CUT_OFF:
-        result = results[name]
-        assert len(result.reply_rows) == len(result.text_ids)
-        with torch.inference_mode():
-            spoken = rows_of[0](rows_of[1](torch.tensor(result.text_ids[1:], dtype=torch.long)))
-        torch.testing.assert_close(result.reply_rows[:-1], spoken)
-
-
-def test_speech_stops_at_its_limit_with_a_complete_frame(results: Results, reference: Qwen3Reference) -> None:
-    one = results["one_frame"]
-    assert (len(one.frames), one.has_ended) == (1, False)
-    two = reference.run(replace(QWEN3_CASES["one_frame"], talker_max_tokens=2))
-    assert two.frames[:1] == one.frames
-    assert all(len(r.frames) <= QWEN3_CASES[name].talker_max_tokens for name, r in results.items())
-
-
-def test_the_talker_sees_the_grid_of_images_and_videos(results: Results) -> None:
-    for name in WITH_PICTURES:
-        positions = results[name].talker_positions
-        assert not torch.equal(positions[0], positions[1]), name
-    assert torch.equal(results["speech"].talker_positions[0], results["speech"].talker_positions[1])
 
 
 def test_first_and_second_choice_are_apart(results: Results) -> None:
