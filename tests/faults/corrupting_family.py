@@ -1,5 +1,5 @@
-"""The families, spoiling the data of one request while a file says so. Named by the stage configs of these
-tests alone.
+"""Qwen3-Omni, spoiling the data of one request while a file says so. Named by the stage configs of these tests
+alone.
 
 The victim is known by its length, and by its voice where there are codec tokens only. What is spoiled in the
 server's own process is here, the models that do it in the engines are in `corrupting_models`.
@@ -15,34 +15,22 @@ from vllm.v1.engine import EngineCoreOutput
 
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.engine.async_engine import RowOutputProcessor
-from omni_server.family import CodecEdge, CodecLayout, DecoderWindow, Frame, HfOverrides
-from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
+from omni_server.family import CodecLayout, DecoderWindow, Frame, HfOverrides
+from omni_server.orchestrator.row_feeder import TextRowFeeder
 from omni_server.protocol.rows import RowsFeed, RowsPayload, TextSegment
-from stages.qwen2_5_omni import FAMILY as QWEN2_5_OMNI
-from stages.qwen2_5_omni import talker_to_code2wav as qwen25
-from stages.qwen2_5_omni.family import Qwen25OmniFamily, Qwen25OmniModel
-from stages.qwen3_omni import FAMILY as QWEN3_OMNI
-from stages.qwen3_omni import talker_to_code2wav as qwen3
+from stages.qwen3_omni import FAMILY
 from stages.qwen3_omni.family import Qwen3OmniFamily, Qwen3OmniModel
+from stages.qwen3_omni.talker_to_code2wav import TalkerToCode2Wav
 from tests.faults.orders import FOLDER_VARIABLE
 from tests.faults.replaced_models import override_with, register_models
 
 MODELS = "tests.faults.corrupting_models"
-QWEN25_CLASSES = {
-    "thinker": "CorruptingQwen25Thinker",
-    "talker": "CorruptingQwen25Talker",
-    "code2wav": "CorruptingQwen25Code2Wav",
-}
-QWEN3_CLASSES = {
-    "thinker": "CorruptingQwen3Thinker",
-    "talker": "CorruptingQwen3Talker",
-    "code2wav": "CorruptingQwen3Code2Wav",
-}
+CLASSES = {"thinker": "CorruptingThinker", "talker": "CorruptingTalker", "code2wav": "CorruptingCode2Wav"}
 VICTIM_LENGTH = 300
 """The victim's prompt is longer; prompt and reply of all others are shorter, in both language models."""
 VICTIM_VOICE = "Ethan"
 VICTIM_STREAM = "victim"
-"""How the names of its streams begin in code2wav of a family that tells it no voice."""
+"""How the names of its streams begin in code2wav, which is told no voice."""
 
 
 def order_to_spoil(folder: Path, place: str, what: str) -> None:
@@ -59,22 +47,6 @@ def ordered(place: str) -> str | None:
         return None
 
 
-class CorruptingQwen25(Qwen25OmniFamily):
-    engine_modules = (*Qwen25OmniFamily.engine_modules, MODELS)
-
-    def open(self, model_dir: Path) -> Qwen25OmniModel:
-        """In the server's process only."""
-        RowFeeder.take = spoiled_take  # type: ignore[method-assign, assignment]
-        return super().open(model_dir)
-
-    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
-        return override_with(QWEN2_5_OMNI, model_stage, QWEN25_CLASSES)
-
-    def register(self) -> None:
-        super().register()
-        register_corrupting_models()
-
-
 class CorruptingQwen3(Qwen3OmniFamily):
     engine_modules = (*Qwen3OmniFamily.engine_modules, MODELS)
 
@@ -86,7 +58,7 @@ class CorruptingQwen3(Qwen3OmniFamily):
         return super().open(model_dir)
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
-        return override_with(QWEN3_OMNI, model_stage, QWEN3_CLASSES)
+        return override_with(FAMILY, model_stage, CLASSES)
 
     def register(self) -> None:
         super().register()
@@ -94,30 +66,14 @@ class CorruptingQwen3(Qwen3OmniFamily):
 
 
 def register_corrupting_models() -> None:
-    register_models(MODELS, QWEN25_CLASSES)
-    register_models(MODELS, QWEN3_CLASSES)
+    register_models(MODELS, CLASSES)
 
 
 # -- rows on their way from the thinker to the talker
 
 
-_take = RowFeeder.take
 _take_media = TextRowFeeder.take
 _next_text = TextRowFeeder._next_text
-
-
-def spoiled_take(feeder: RowFeeder, payload: RowsPayload) -> None:
-    """The victim's row of its third token."""
-    what = ordered("rows")
-    if what is None or payload.prompt_length < VICTIM_LENGTH or payload.num_generated_rows != 3:
-        _take(feeder, payload)
-    elif what == "lost":
-        feeder._drop(RowsFeed(payload))
-    elif what == "twice":
-        _take(feeder, payload)
-        _take(feeder, payload)
-    else:
-        raise AssertionError(what)
 
 
 def spoiled_media(feeder: TextRowFeeder, payload: RowsPayload) -> None:
@@ -172,56 +128,38 @@ def spoiled_outputs(
 # -- windows on their way from the talker to code2wav
 
 
-class SpoiledWindows:
-    """Before a `CodecEdge`: the victim's second window."""
+class SpoiledWindows(TalkerToCode2Wav):
+    """The victim's second window."""
 
     def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
-        super().__init__(plan, layout, voice=voice, noise_seed=noise_seed)  # type: ignore[call-arg]
+        super().__init__(plan, layout, voice=voice, noise_seed=noise_seed)
         self._is_victim = voice == VICTIM_VOICE
         self._sent: list[DecoderWindow] = []
+        if self._is_victim:
+            self._stream = f"{VICTIM_STREAM} {self._stream}"
 
     def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
-        return self._spoiled(super().push(frames))  # type: ignore[misc]
+        return self._spoiled(super().push(frames))
 
     def finish(self) -> list[DecoderWindow]:
-        return self._spoiled(super().finish())  # type: ignore[misc]
+        return self._spoiled(super().finish())
 
     def _spoiled(self, windows: Sequence[DecoderWindow]) -> list[DecoderWindow]:
         what = ordered("windows") if self._is_victim else None
-        return [out for window in windows for out in self._spoiled_one(window, what)]
+        return [self._spoiled_one(window, what) for window in windows]
 
-    def _spoiled_one(self, window: DecoderWindow, what: str | None) -> list[DecoderWindow]:
+    def _spoiled_one(self, window: DecoderWindow, what: str | None) -> DecoderWindow:
         self._sent.append(window)
         if len(self._sent) != 2 or what is None:
-            return [window]
+            return window
         match what:
-            case "lost":
-                return []
-            case "twice":
-                return [window, window]
             case "the first again":  # in the place of the second, so that only code2wav can notice
                 first = self._sent[0]
-                return [replace(first, first_sample=window.first_sample, num_samples=window.num_samples)]
-            case "unknown code":  # with several codebooks, a predicted one
-                return [replace(window, token_ids=(*window.token_ids[:5], 9000, *window.token_ids[6:]))]
+                return replace(first, first_sample=window.first_sample, num_samples=window.num_samples)
+            case "unknown code":  # a predicted one
+                return replace(window, token_ids=(*window.token_ids[:5], 9000, *window.token_ids[6:]))
             case _:
                 raise AssertionError(what)
 
 
-class SpoiledQwen25Windows(SpoiledWindows, qwen25.TalkerToCode2Wav):
-    pass
-
-
-class SpoiledQwen3Windows(SpoiledWindows, qwen3.TalkerToCode2Wav):
-    def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
-        super().__init__(plan, layout, voice=voice, noise_seed=noise_seed)
-        if self._is_victim:
-            self._stream = f"{VICTIM_STREAM} {self._stream}"
-
-
-qwen2_5_omni = CorruptingQwen25()
 qwen3_omni = CorruptingQwen3()
-EDGES: dict[str, type[CodecEdge]] = {
-    "qwen2_5_omni": SpoiledQwen25Windows,
-    "qwen3_omni": SpoiledQwen3Windows,
-}

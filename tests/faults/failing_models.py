@@ -9,9 +9,6 @@ from typing import Any
 
 import torch
 
-from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
-from stages.qwen2_5_omni.talker import Qwen2_5OmniTalker
-from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
 from stages.qwen3_omni.code2wav.model import Qwen3OmniCode2Wav
 from stages.qwen3_omni.codec_window import CodecWindow
 from stages.qwen3_omni.talker import Qwen3OmniTalker
@@ -37,39 +34,13 @@ def do_as_told(stage: str) -> None:
         raise torch.AcceleratorError(MESSAGE)
 
 
-class FailsInForward:
-    """Before a language model whose stage is `stage`."""
-
-    stage: str
-
+class FailingThinker(Qwen3OmniThinker):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        do_as_told(self.stage)
-        return super().forward(*args, **kwargs)  # type: ignore[misc]
+        do_as_told("thinker")
+        return super().forward(*args, **kwargs)
 
 
-class FailsInSample:
-    def sample(self, batch: DiffusionBatch) -> Any:
-        do_as_told("code2wav")
-        return super().sample(batch)  # type: ignore[misc]
-
-
-class FailingQwen25Thinker(FailsInForward, Qwen2_5OmniThinker):
-    stage = "thinker"
-
-
-class FailingQwen25Talker(FailsInForward, Qwen2_5OmniTalker):
-    stage = "talker"
-
-
-class FailingQwen25Code2Wav(FailsInSample, Qwen2_5OmniCode2Wav):
-    pass
-
-
-class FailingQwen3Thinker(FailsInForward, Qwen3OmniThinker):
-    stage = "thinker"
-
-
-class FailingQwen3Talker(Qwen3OmniTalker):
+class FailingTalker(Qwen3OmniTalker):
     """Between the first code of a frame, which is sampled, and the others, which it predicts."""
 
     def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
@@ -77,13 +48,14 @@ class FailingQwen3Talker(Qwen3OmniTalker):
         return super().predict(hidden, sampled, choose)
 
 
-class FailingQwen3Code2Wav(FailsInSample, Qwen3OmniCode2Wav):
+class FailingCode2Wav(Qwen3OmniCode2Wav):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         order = Path(os.environ[FOLDER_VARIABLE]) / "code2wav.forget"
         if order.exists():
-            Qwen3OmniCode2Wav.sample(self, self._strangers())
+            super().sample(self._strangers())
             with order.open("ab") as file:
                 file.write(b".")
+        do_as_told("code2wav")
         waveforms: list[torch.Tensor] = super().sample(batch)
         return waveforms
 

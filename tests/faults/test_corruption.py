@@ -8,7 +8,7 @@ again.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +19,12 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.faults.conftest import CHECKPOINTS
-from tests.faults.corrupting_family import EDGES, VICTIM_LENGTH, VICTIM_VOICE, order_to_spoil
+from tests.faults.corrupting_family import VICTIM_LENGTH, VICTIM_VOICE, order_to_spoil
 from tests.faults.orders import withdraw
 from tests.faults.supervised_server import ANSWER_TIMEOUT_S, SupervisedServer, samples
 from tests.integration.server_process import MODEL, ROOT
 from tests.integration.test_server import IMAGE_PART, STREAM, answer_to, outcome, spoken, stream_of, written
-from tests.omni_families import QWEN2_5_OMNI, QWEN3_OMNI, OmniFamily, for_each_family, for_families
+from tests.omni_families import QWEN3_OMNI
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.schema import check_error
 
@@ -48,20 +47,19 @@ OTHERS = (
 
 @pytest.fixture(scope="module")
 def server(
-    family: OmniFamily, request: pytest.FixtureRequest, orders: Path, tmp_path_factory: pytest.TempPathFactory
+    qwen3_checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SupervisedServer]:
     """No fault of this module may end a stage: one restart would end the server."""
     folder = tmp_path_factory.mktemp("corrupting")
-    config = yaml.safe_load((ROOT / family.stage_config).read_text())
-    config["model_family"] = f"tests.faults.corrupting_family:{family.name}"
-    config["edges"][1]["function"] = f"tests.faults.corrupting_family:{EDGES[family.name].__name__}"
+    config = yaml.safe_load((ROOT / QWEN3_OMNI.stage_config).read_text())
+    config["model_family"] = "tests.faults.corrupting_family:qwen3_omni"
+    config["edges"][1]["function"] = "tests.faults.corrupting_family:SpoiledWindows"
     for stage in config["stages"].values():
         stage["engine_args"]["worker_extension_cls"] = "tests.faults.corrupting_engine_side.WorkerExtension"
     config["supervision"] = {"max_restarts": 0}
     path = folder / "stages.yaml"
     path.write_text(yaml.safe_dump(config))
-    checkpoint = request.getfixturevalue(CHECKPOINTS[family.name])
-    with SupervisedServer(checkpoint, folder / "log.txt", "--stage-config", str(path)) as process:
+    with SupervisedServer(qwen3_checkpoint, folder / "log.txt", "--stage-config", str(path)) as process:
         yield process
 
 
@@ -84,12 +82,9 @@ class Alone:
         return self.victims[json.dumps(victim)]
 
 
-VICTIMS = {QWEN2_5_OMNI.name: (SPEECH, TEXT), QWEN3_OMNI.name: (SPEECH, PICTURE)}
-
-
 @pytest.fixture(scope="module")
-def alone(family: OmniFamily, server: SupervisedServer, client: httpx2.Client) -> Alone:
-    victims = {json.dumps(body): answer_to(client, body) for body in VICTIMS[family.name]}
+def alone(server: SupervisedServer, client: httpx2.Client) -> Alone:
+    victims = {json.dumps(body): answer_to(client, body) for body in (SPEECH, TEXT, PICTURE)}
     for victim in victims.values():
         assert victim["usage"]["prompt_tokens"] > VICTIM_LENGTH
     others = [answer_to(client, body) for body in OTHERS]
@@ -131,70 +126,27 @@ class Case:
         return f"{self.place}, {self.what}"
 
 
-OF_BOTH = (
-    Case("talker", "NaN while decoding", SPEECH, "talker", "logits"),
-    Case("windows", "the first again", SPEECH, "code2wav", "window_sequence", is_streamed=True),
-    Case("windows", "unknown code", SPEECH, "code2wav", "codes"),
-    Case("code2wav", "silence", SPEECH, "code2wav", "flat", is_streamed=True),
-)
-OF_QWEN2_5_OMNI = (
+CASES = (
     Case("thinker", "NaN at the end of the prompt", TEXT, "thinker", "logits"),
-    Case("thinker", "NaN while decoding", TEXT, "thinker", "logits", is_streamed=True),
-    Case("thinker", "infinity within the prompt", SPEECH, "thinker", "rows"),
-    Case("thinker", "NaN while decoding", SPEECH, "thinker", "rows", is_streamed=True),
-    Case("rows", "lost", SPEECH, "talker", "row_sequence"),
-    Case("rows", "twice", SPEECH, "talker", "row_sequence", is_streamed=True),
-    Case("talker", "NaN at the end of the prompt", SPEECH, "talker", "logits"),
-    # The server finds these, whatever the family.
-    Case("windows", "lost", SPEECH, "code2wav", "window_sequence", is_streamed=True),
-    Case("windows", "twice", SPEECH, "code2wav", "window_sequence"),
-    Case("code2wav", "NaN", SPEECH, "code2wav", "samples", is_streamed=True),
-    Case("code2wav", "too loud", SPEECH, "code2wav", "samples"),
-    Case("code2wav", "clipped", SPEECH, "code2wav", "clipped", is_streamed=True),
-    Case("code2wav", "cut", SPEECH, "code2wav", "shape"),
-    Case("code2wav", "stereo", SPEECH, "code2wav", "shape", is_streamed=True),
-    Case("code2wav", "whole numbers", SPEECH, "code2wav", "shape"),
-)
-OF_QWEN3_OMNI = (
     Case("thinker", "NaN while decoding", SPEECH, "thinker", "logits"),
     Case("thinker", "infinity within the prompt", PICTURE, "thinker", "rows", is_streamed=True),
     Case("rows", "lost", PICTURE, "thinker", "row_sequence"),
     Case("text ids", "lost", SPEECH, "talker", "row_sequence", is_streamed=True),
     Case("text ids", "unknown", SPEECH, "talker", "row_sequence"),
+    Case("talker", "NaN while decoding", SPEECH, "talker", "logits"),
     Case("predicted codes", "NaN", SPEECH, "talker", "logits", is_streamed=True),
     Case("predicted codes", "lost", SPEECH, "talker", "shape"),
+    Case("windows", "the first again", SPEECH, "code2wav", "window_sequence", is_streamed=True),
+    Case("windows", "unknown code", SPEECH, "code2wav", "codes"),
+    Case("code2wav", "NaN", SPEECH, "code2wav", "samples", is_streamed=True),
+    Case("code2wav", "cut", SPEECH, "code2wav", "shape"),
+    Case("code2wav", "silence", SPEECH, "code2wav", "flat", is_streamed=True),
 )
+"""What else the server finds wrong with windows and sound is in tests/unit/orchestrator/test_request_end.py."""
 
 
-def of_cases(cases: Sequence[Case]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
-
-
-@for_each_family
-@of_cases(OF_BOTH)
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_corrupt_data_ends_its_request_and_no_other(
-    case: Case, server: SupervisedServer, client: httpx2.Client, alone: Alone, orders: Path
-) -> None:
-    check_that_it_ends_its_request_and_no_other(case, server, client, alone, orders)
-
-
-@for_families(QWEN2_5_OMNI)
-@of_cases(OF_QWEN2_5_OMNI)
-def test_corrupt_row_sound_or_text_ends_its_request_and_no_other(
-    case: Case, server: SupervisedServer, client: httpx2.Client, alone: Alone, orders: Path
-) -> None:
-    check_that_it_ends_its_request_and_no_other(case, server, client, alone, orders)
-
-
-@for_families(QWEN3_OMNI)
-@of_cases(OF_QWEN3_OMNI)
-def test_corrupt_text_id_or_predicted_code_ends_its_request_and_no_other(
-    case: Case, server: SupervisedServer, client: httpx2.Client, alone: Alone, orders: Path
-) -> None:
-    check_that_it_ends_its_request_and_no_other(case, server, client, alone, orders)
-
-
-def check_that_it_ends_its_request_and_no_other(
     case: Case, server: SupervisedServer, client: httpx2.Client, alone: Alone, orders: Path
 ) -> None:
     before, log_length = counted(client), len(server.log)
@@ -215,7 +167,6 @@ def check_that_it_ends_its_request_and_no_other(
     server.wait_for_baseline(client, alone.baseline)
 
 
-@for_each_family
 def test_exception_about_one_window_ends_its_request_and_no_other(
     server: SupervisedServer, client: httpx2.Client, alone: Alone, orders: Path
 ) -> None:
@@ -283,16 +234,6 @@ def check_empty_speech(client: httpx2.Client, body: Any) -> None:
     assert counted(client) == before
 
 
-@for_families(QWEN2_5_OMNI)
-def test_spoken_reply_without_anything_to_speak_is_a_valid_answer(
-    server: SupervisedServer, client: httpx2.Client, alone: Alone
-) -> None:
-    """The only token has no row, and nothing is spoken for it."""
-    check_empty_speech(client, spoken(max_tokens=1))
-    server.wait_for_baseline(client, alone.baseline)
-
-
-@for_each_family
 def test_speech_that_ends_at_once_is_a_valid_answer(
     server: SupervisedServer, client: httpx2.Client, alone: Alone, orders: Path
 ) -> None:

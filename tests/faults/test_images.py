@@ -46,7 +46,7 @@ IN_A_STEP = 2
 """Requests that the engine takes at the same time."""
 MAX_QUEUE = 12
 MAX_LATE_STEPS = 20
-NUM_STORMY, NUM_CALLERS = 200, 6
+NUM_STORMY, NUM_CALLERS = 100, 6
 MAX_GROWTH_BYTES = 64 * 2**20
 """Of a process in the second half of the storm. In the first one its allocator takes more."""
 

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import CHECKPOINTS
 from tests.faults.supervised_server import STAGES, SupervisedServer, write_config
 from tests.load.answers import Answer
 from tests.load.asks import endless_ask, mixed_asks, spoken_asks
@@ -16,7 +16,7 @@ from tests.load.overload import capacity, first_answer_s, overload
 from tests.load.soak import SoakPlan, port_of, soak, warm_up
 from tests.load.storm import storm
 from tests.load.wire import Ask, exchange
-from tests.omni_families import QWEN2_5_OMNI, OmniFamily, for_each_family, for_families
+from tests.omni_families import QWEN3_OMNI
 
 MAX_QUEUE = 24
 CONCURRENCY = 10
@@ -34,33 +34,28 @@ class Loaded:
 
 
 @pytest.fixture(scope="module")
-def loaded(
-    family: OmniFamily, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Loaded]:
+def loaded(qwen3_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     folder = tmp_path_factory.mktemp("loaded")
-    config = write_config(folder / "stages.yaml", failing=False, num_clients=MAX_QUEUE, family=family)
-    checkpoint = request.getfixturevalue(CHECKPOINTS[family.name])
+    config = write_config(folder / "stages.yaml", failing=False, num_clients=MAX_QUEUE, family=QWEN3_OMNI)
     flags = ["--max-queue", str(MAX_QUEUE), "--request-timeout", str(DEADLINE_S)]
     flags += ["--stage-config", str(config)]
-    with SupervisedServer(checkpoint, folder / "log.txt", *flags) as server:
+    with SupervisedServer(qwen3_checkpoint, folder / "log.txt", *flags) as server:
         yield Loaded(server, *asyncio.run(warm_up(server, mixed_asks(NUM_QUESTIONS), CONCURRENCY)))
 
 
-@for_each_family
 async def test_abort_storm_changes_no_answer_of_the_others_and_leaves_nothing_behind(loaded: Loaded) -> None:
     result = await storm(
-        loaded.server, loaded.wanted, loaded.before, number=70, concurrency=CONCURRENCY, seed=2
+        loaded.server, loaded.wanted, loaded.before, number=40, concurrency=CONCURRENCY, seed=2
     )
     tally = result.tally
     assert tally.is_clean, tally.wrong + tally.lost + tally.duplicated
-    assert tally.sent == tally.accounted == tally.exact + tally.aborted >= 70
-    assert tally.aborted > 15
-    assert tally.exact > 15
+    assert tally.sent == tally.accounted == tally.exact + tally.aborted >= 40
+    assert tally.aborted > 8
+    assert tally.exact > 8
     assert not result.leaked
     assert not result.changed
 
 
-@for_families(QWEN2_5_OMNI)  # what decides who comes first does not depend on the family
 async def test_short_replies_are_given_while_long_ones_go_on(loaded: Loaded) -> None:
     port = port_of(loaded.server)
     async with asyncio.TaskGroup() as group:
@@ -76,7 +71,6 @@ async def test_short_replies_are_given_while_long_ones_go_on(loaded: Loaded) -> 
     ]
 
 
-@for_each_family
 async def test_mixed_load_with_faults_loses_no_answer_and_leaves_nothing_behind(loaded: Loaded) -> None:
     plan = SoakPlan(20, CONCURRENCY, seed=3, kill_every_s=5, num_lengths=3, sample_every_s=1, settled_s=1)
     result = await soak(loaded.server, loaded.wanted, loaded.before, plan)
@@ -94,7 +88,6 @@ async def test_mixed_load_with_faults_loses_no_answer_and_leaves_nothing_behind(
     assert len(result.lives) == 4 + len(result.kills)
 
 
-@for_families(QWEN2_5_OMNI)  # nor does who is refused
 async def test_overloaded_server_answers_what_it_accepts_and_refuses_the_rest(loaded: Loaded) -> None:
     server = loaded.server
     port = port_of(server)

@@ -71,6 +71,8 @@ def test_server_killed_while_it_restarts_a_stage_and_speaks_takes_all_engines_wi
     try:
         with server.client() as client:
             tree = set(server.process_tree())
+            # Ctrl-C in a terminal reaches the server alone.
+            assert os.getpgid(server.process.pid) not in {os.getpgid(pid) for pid in server.engine_pids()}
             server.signal("talker", signal.SIGKILL)
             wait_until(lambda: bool(set(server.process_tree()) - tree), END_TIMEOUT_S)
             text = Listening(client, written(**ENDLESS, **STREAM))

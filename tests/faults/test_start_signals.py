@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM before the server is ready: it ends at once and in silence, with the usual exit code."""
+"""Ctrl-C and SIGTERM before the server is ready: it ends at once and in silence, with the usual exit code.
+
+`test_server_killed` has SIGTERM while engines start."""
 
 import os
 import signal
@@ -29,8 +31,10 @@ def while_engines_start(log: Path) -> bool:
     return "thinker: starting" in log.read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("when", [at_once, while_it_imports, while_engines_start])
+@pytest.mark.parametrize(
+    ("when", "number"),
+    [(at_once, signal.SIGTERM), (while_it_imports, signal.SIGINT), (while_engines_start, signal.SIGINT)],
+)
 def test_a_server_that_is_not_ready_ends_at_once_and_in_silence(
     when: When, number: signal.Signals, checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -29,11 +29,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def other_seed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_demo_checkpoint(tmp_path_factory.mktemp("seed1") / "checkpoint", seed=1)
-
-
-@pytest.fixture(scope="session")
 def other_sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_demo_checkpoint(tmp_path_factory.mktemp("wide") / "checkpoint", size="wide")
 

@@ -34,24 +34,6 @@ def test_spoken_answers_are_all_of_the_length_asked_for(server: ServerProcess, t
     assert finished.stdout.splitlines()[0].split() == ["c=1", "c=2"]
 
 
-def test_spoken_questions_are_answered(server: ServerProcess, tmp_path: Path) -> None:
-    results = tmp_path / "run.json"
-
-    finished = bench(server, "--workload", "W2", *SMALL, "--audio-seconds", "2", "--json", str(results))
-
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    prompts = [row.prompt_tokens for level in load_run(results).levels for row in level.rows]
-    assert all(tokens is not None and tokens > 50 for tokens in prompts)
-
-
-def test_text_alone_is_answered(server: ServerProcess) -> None:
-    finished = bench(
-        server, "--modalities", "text", "--text-tokens", "8", "--concurrency", "4", "--warmup", "0"
-    )
-
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-
-
 def test_a_model_that_is_not_served_fails_every_request(server: ServerProcess) -> None:
     finished = bench(server, *SMALL, "--model", "no-such-model")
 

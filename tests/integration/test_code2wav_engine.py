@@ -124,7 +124,7 @@ async def run(client: DiffusionHandle, codes: tuple[int, ...], window: CodecWind
 async def test_concurrent_windows_of_mixed_lengths_equal_the_bare_model(
     code2wav: DiffusionHandle, bare_model: BareModel
 ) -> None:
-    lengths = [1, 60, 60, 60, 13, 60, 24, 24, 200, 7, 60, 60, 2]
+    lengths = [1, 60, 60, 13, 24, 200, 7, 60, 2]
     jobs = [
         (random_codes(number, i), whole(number, voice=("Chelsie", "Ethan")[i % 2], seed=i // 3))
         for i, number in enumerate(lengths)
@@ -135,23 +135,6 @@ async def test_concurrent_windows_of_mixed_lengths_equal_the_bare_model(
         assert len(result) == 480 * number
         assert_close(result, waveform)
     assert not np.allclose(expected[1], expected[2], atol=0.01)
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_streamed_utterance_equals_the_same_windows_of_the_bare_model(
-    code2wav: DiffusionHandle, bare_model: BareModel
-) -> None:
-    codes = random_codes(131, 77)
-    plan = Code2WavChunks()
-    chunker = CodecChunker(plan, 12)
-    windows = [*chunker.push(codes), *chunker.finish()]
-    spans = [codec_window(window, plan, voice="Ethan", noise_seed=2**64 - 1) for window in windows]
-    results = await asyncio.gather(*[run(code2wav, w.frames, s) for w, s in zip(windows, spans, strict=True)])
-    assert sum(map(len, results)) == 480 * 131
-    for window, span, result in zip(windows, spans, results, strict=True):
-        assert_close(result, bare_model.waveform(window.frames, span))
-    in_one = await run(code2wav, codes, whole(131, voice="Ethan", seed=2**64 - 1))
-    assert deviation(np.concatenate(results), in_one) < 1e-3
 
 
 Spans = list[tuple[tuple[int, ...], CodecWindow]]
@@ -208,10 +191,26 @@ async def test_streams_side_by_side_equal_each_alone_as_long_as_all_have_a_place
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_windows_of_one_stream_at_once_fail_or_are_computed_but_never_wrong(
+    code2wav: DiffusionHandle,
+) -> None:
+    """The server sends none; whoever does is told, and gets no sound that is not the window's."""
+    codes = random_codes(96, 9)
+    in_one = await run(code2wav, codes, whole(96, voice="Ethan"))
+    results = await asyncio.gather(
+        *[run(code2wav, own, span) for own, span in spans_of(codes, stream="hasty")], return_exceptions=True
+    )
+    assert any(isinstance(result, StageError) and "in the same step" in result.message for result in results)
+    for (_, span), result in zip(spans_of(codes, stream="hasty"), results, strict=True):
+        if isinstance(result, np.ndarray):
+            assert deviation(result, in_one[480 * span.emit_start : 480 * span.emit_end]) < 1e-3
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_more_streams_than_places_and_streams_that_are_aborted_cost_exactness_only(
     code2wav: DiffusionHandle,
 ) -> None:
-    streams = [random_codes(60, n) for n in range(3 * NUM_STREAMS)]
+    streams = [random_codes(60, n) for n in range(2 * NUM_STREAMS)]
     speaking = [
         asyncio.create_task(one_by_one(code2wav, spans_of(c, stream=f"many-{n}", seed=n)))
         for n, c in enumerate(streams)
@@ -231,22 +230,6 @@ async def test_more_streams_than_places_and_streams_that_are_aborted_cost_exactn
     again = await one_by_one(code2wav, spans_of(codes, stream="after-2"))
     for waveform, expected in zip(again, alone, strict=True):
         assert_close(waveform, expected)
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_windows_of_one_stream_at_once_fail_or_are_computed_but_never_wrong(
-    code2wav: DiffusionHandle,
-) -> None:
-    """The server sends none; whoever does is told, and gets no sound that is not the window's."""
-    codes = random_codes(96, 9)
-    in_one = await run(code2wav, codes, whole(96, voice="Ethan"))
-    results = await asyncio.gather(
-        *[run(code2wav, own, span) for own, span in spans_of(codes, stream="hasty")], return_exceptions=True
-    )
-    assert any(isinstance(result, StageError) and "in the same step" in result.message for result in results)
-    for (_, span), result in zip(spans_of(codes, stream="hasty"), results, strict=True):
-        if isinstance(result, np.ndarray):
-            assert deviation(result, in_one[480 * span.emit_start : 480 * span.emit_end]) < 1e-3
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -312,20 +295,3 @@ async def test_bad_requests_fail_alone_and_the_engine_lives_on(
     assert not code2wav.is_dead
     codes = random_codes(12, 5)
     assert_close(await run(code2wav, codes, whole(12)), bare_model.waveform(codes, whole(12)))
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_cancelled_requests_leave_the_others_alone(
-    code2wav: DiffusionHandle, bare_model: BareModel
-) -> None:
-    jobs = [(random_codes(60, i), whole(60, seed=i)) for i in range(24)]
-    tasks = [asyncio.create_task(run(code2wav, codes, window)) for codes, window in jobs]
-    await asyncio.sleep(0)
-    for task in tasks[::2]:
-        task.cancel()
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    for result in results[::2]:
-        assert isinstance(result, asyncio.CancelledError)
-    for (codes, window), result in list(zip(jobs, results, strict=True))[1::8]:
-        assert isinstance(result, np.ndarray)
-        assert_close(result, bare_model.waveform(codes, window))

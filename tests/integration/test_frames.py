@@ -1,5 +1,5 @@
 """The talker and its code predictor in vLLM's engine give the frames of transformers: all 16 codes, in every
-batch, however the prompt is cut, and again after a preemption."""
+batch, and again after a preemption. tests/integration/test_qwen3_parity.py has the same with a whole pipeline."""
 
 import os
 import subprocess
@@ -179,14 +179,8 @@ def spoken(
 
 SEEDED: dict[str, Any] = {"temperature": 0.9, "seed": 7}
 V1_RUNS = {
-    "alone": (False, Speaking(NAMES)),
-    "together": (False, Speaking(NAMES, is_together=True)),
     "in blocks": (False, Speaking(NAMES, is_together=True, tokens_per_output=8)),
-    "in pieces": (True, Speaking(("long", "image"))),
     "preempted": (True, Speaking(NAMES, is_together=True)),
-    "seeded alone": (False, Speaking(NAMES, **SEEDED)),
-    "seeded together": (False, Speaking(NAMES, is_together=True, **SEEDED)),
-    "seeded preempted": (True, Speaking(NAMES, is_together=True, **SEEDED)),
     "unseeded preempted": (True, Speaking(NAMES, is_together=True, temperature=0.9, has_logprobs=True)),
 }
 
@@ -199,7 +193,6 @@ def v1(
 
 
 V1_ASYNC_RUNS = {
-    "together": (False, Speaking(NAMES, is_together=True)),
     "preempted": (True, Speaking(NAMES, is_together=True)),
 }
 
@@ -214,7 +207,6 @@ def v1_async(
 
 V2_NAMES = ("image", "more")
 V2_RUNS = {
-    "alone": (False, Speaking(V2_NAMES, num_codes=8)),
     "together": (False, Speaking(V2_NAMES, is_together=True, num_codes=8, tokens_per_output=4)),
     "preempted": (True, Speaking(("again", "more"), is_together=True, num_codes=20)),
     "seeded alone": (False, Speaking(("again", "more"), num_codes=20, **SEEDED)),
@@ -262,7 +254,7 @@ def assert_logprobs_of_the_reference(run: Run, material: Material) -> None:
         torch.testing.assert_close(torch.tensor(made.logprobs), expected, atol=1e-3, rtol=0)
 
 
-@pytest.mark.parametrize("run", ["alone", "together", "in blocks", "in pieces", "preempted"])
+@pytest.mark.parametrize("run", ["in blocks", "preempted"])
 def test_all_codes_are_those_of_transformers(v1: dict[str, Run], material: Material, run: str) -> None:
     assert (v1[run].generation, v1[run].is_asynchronous) == (1, False)
     assert_frames_of_the_reference(v1[run], material)
@@ -272,18 +264,10 @@ def test_a_block_of_tokens_comes_with_its_codes(v1: dict[str, Run]) -> None:
     assert {made.num_outputs for made in v1["in blocks"].spoken.values()} == {NUM_CODES // 8}
 
 
-@pytest.mark.parametrize("run", ["preempted", "seeded preempted", "unseeded preempted"])
+@pytest.mark.parametrize("run", ["preempted", "unseeded preempted"])
 def test_requests_were_preempted(v1: dict[str, Run], v2: dict[str, Run], run: str) -> None:
     assert v1[run].num_resumed > 0
     assert v2[run].num_resumed > 0
-
-
-def test_a_seed_gives_the_same_codes_alone_together_and_preempted(
-    v1: dict[str, Run], material: Material
-) -> None:
-    alone = frames_of(v1["seeded alone"])
-    assert alone == frames_of(v1["seeded together"]) == frames_of(v1["seeded preempted"])
-    assert all(made[: NUM_CODES - 1] != material.frames[name] for name, made in alone.items())
 
 
 def test_samples_that_are_thrown_away_leave_the_codes_of_kept_ones_in_place(
@@ -294,15 +278,13 @@ def test_samples_that_are_thrown_away_leave_the_codes_of_kept_ones_in_place(
     assert_logprobs_of_the_reference(v1["unseeded preempted"], material)
 
 
+def test_asynchronous_scheduling_gives_the_same_codes(v1_async: dict[str, Run], material: Material) -> None:
+    run = v1_async["preempted"]
+    assert (run.generation, run.is_asynchronous) == (1, True)
+    assert_frames_of_the_reference(run, material)
+
+
 @pytest.mark.parametrize("run", ["together", "preempted"])
-def test_asynchronous_scheduling_gives_the_same_codes(
-    v1_async: dict[str, Run], material: Material, run: str
-) -> None:
-    assert (v1_async[run].generation, v1_async[run].is_asynchronous) == (1, True)
-    assert_frames_of_the_reference(v1_async[run], material)
-
-
-@pytest.mark.parametrize("run", ["alone", "together", "preempted"])
 def test_the_v2_runner_with_asynchronous_scheduling_gives_the_same_codes(
     v2: dict[str, Run], material: Material, run: str
 ) -> None:

@@ -9,7 +9,7 @@ from omni_server.errors import InvalidRequestError
 from omni_server.offline import OmniOutput, collect
 from omni_server.types import AudioPart, ChatMessage, ImagePart, SamplingConfig
 from omni_server.verify.cases import rising_tone
-from tests.integration.live import LiveOmni, written
+from tests.integration.live import LiveOmni, spoken, written
 from tests.reference.cases import CASES, ask
 from tests.reference.synthetic_media import heard, sliding_tiles
 
@@ -27,7 +27,7 @@ def test_a_refused_request_does_not_spoil_the_next_with_the_same_picture(whole: 
     assert whole.answer(written(messages)).token_ids
 
 
-@pytest.mark.parametrize("after_ms", range(12))
+@pytest.mark.parametrize("after_ms", range(0, 12, 3))
 def test_a_client_that_leaves_at_any_moment_spoils_no_request_beside_or_behind_it(
     whole: LiveOmni, after_ms: int
 ) -> None:
@@ -69,3 +69,10 @@ def test_the_same_frames_with_other_audio_are_another_video(whole: LiveOmni) -> 
     without_video = num_cached(first)
     assert num_cached(first) > without_video + 100
     assert num_cached(second) <= without_video + 32  # a block that ends before the video
+
+
+def test_a_spoken_answers_prompt_of_text_is_taken_from_the_prefix_cache(qwen3_live: LiveOmni) -> None:
+    """The talker needs no rows of text."""
+    request = ask("hello world how are you today " * 12)
+    first, again = (qwen3_live.answer(spoken(request)).usage.prompt.cached for _ in range(2))
+    assert first < again

@@ -1,6 +1,5 @@
 """Answers of Qwen3-Omni equal the reference's: greedy, float32, on the same weights."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +18,25 @@ from tests.integration.parity import (
 )
 from tests.reference.qwen3_cases import QWEN3_CASES
 from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
-from tests.reference.silent_checkpoint import make_silent
 
 NAMES = list(QWEN3_CASES)
 SPOKEN = ("hello", "mixed", "media_in_turns", "one_frame", "two_tokens")
 """Speech of different lengths."""
+TOGETHER = (
+    "hello",
+    "three_turns_chelsie",
+    "speech_and_text",
+    "images",
+    "video",
+    "media_in_turns",
+    "heard_mixed",
+    "rates_in_turns",
+    "wide_heard",
+    "one_token",
+    "stop_early_image",
+    "one_frame",
+)
+"""One of each kind: more than the engines run at a time."""
 
 Answers = dict[str, Expected[Qwen3Result]]
 
@@ -31,34 +44,8 @@ Answers = dict[str, Expected[Qwen3Result]]
 @pytest.fixture(scope="module")
 def answers(qwen3_reference: Qwen3Reference) -> Answers:
     """What the reference answers to every case."""
-    return all_expected(qwen3_reference)
-
-
-@pytest.fixture(scope="module")
-def wide_answers(qwen3_wide_checkpoint: Path, answer_folder: Path) -> Answers:
-    return all_expected(Qwen3Reference(qwen3_wide_checkpoint, answer_folder))
-
-
-def all_expected(reference: Qwen3Reference) -> Answers:
-    reference.answers_of(QWEN3_CASES)
-    return {name: expected(reference, case) for name, case in QWEN3_CASES.items()}
-
-
-@pytest.fixture(scope="module")
-def wide(qwen3_wide_checkpoint: Path) -> Iterator[LiveOmni]:
-    """Thinker and talker compute a prompt in pieces; the queue has one slot for the rows of a piece."""
-    live = LiveOmni(
-        qwen3_wide_checkpoint,
-        qwen3_config(
-            stages={
-                "thinker": {"max_num_batched_tokens": 128, **VIDEOS},
-                "talker": {"max_num_batched_tokens": 64},
-            },
-            queue={"capacity": 1},
-        ),
-    )
-    yield live
-    live.close()
+    qwen3_reference.answers_of(QWEN3_CASES)
+    return {name: expected(qwen3_reference, case) for name, case in QWEN3_CASES.items()}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,17 +58,29 @@ def test_text_frames_and_waveform_equal_the_reference(
 
 
 def test_all_requests_together_give_the_same_answers_as_alone(answers: Answers, qwen3_live: LiveOmni) -> None:
-    together = qwen3_live.answers([answers[name].request for name in NAMES])
-    for answer, name in zip(together, NAMES, strict=True):
+    together = qwen3_live.answers([answers[name].request for name in TOGETHER])
+    for answer, name in zip(together, TOGETHER, strict=True):
         same_speech(answer, answers[name])
+    assert qwen3_live.omni.num_running == 0
+    assert qwen3_live.held_rows() == 0
 
 
 def test_other_sizes_and_prompts_in_pieces_give_the_references_answers(
-    wide_answers: Answers, wide: LiveOmni
+    qwen3_wide_checkpoint: Path, answer_folder: Path
 ) -> None:
-    together = wide.answers([wide_answers[name].request for name in NAMES])
-    for answer, name in zip(together, NAMES, strict=True):
-        same_speech(answer, wide_answers[name])
+    """Thinker and talker compute a prompt in pieces; the queue has one slot for the rows of a piece."""
+    reference = Qwen3Reference(qwen3_wide_checkpoint, answer_folder)
+    wanted = [expected(reference, QWEN3_CASES[name]) for name in TOGETHER]
+    pieces = {
+        "thinker": {"max_num_batched_tokens": 128, **VIDEOS},
+        "talker": {"max_num_batched_tokens": 64},
+    }
+    wide = LiveOmni(qwen3_wide_checkpoint, qwen3_config(stages=pieces, queue={"capacity": 1}))
+    try:
+        for answer, want in zip(wide.answers([want.request for want in wanted]), wanted, strict=True):
+            same_speech(answer, want)
+    finally:
+        wide.close()
 
 
 @pytest.mark.parametrize("name", SPOKEN)
@@ -132,24 +131,3 @@ def test_one_pass_over_an_utterance_and_rows_in_messages_give_the_same_waveform(
             same_speech(answer, want)
     finally:
         live.close()
-
-
-def test_speech_that_ends_with_its_first_code_is_silence(qwen3_checkpoint: Path, tmp_path: Path) -> None:
-    case = QWEN3_CASES["hello"]
-    silent = make_silent(qwen3_checkpoint, tmp_path / "silent", case)
-    want = expected(Qwen3Reference(silent), case)
-    live = LiveOmni(silent, qwen3_config())
-    try:
-        answer = live.answer(want.request)
-        assert answer.token_ids == want.result.text_ids
-        assert answer.codes == want.result.codes == ()
-        assert answer.audio.shape == (0,)
-        assert live.held_rows() == 0
-    finally:
-        live.close()
-
-
-def test_nothing_is_held_when_all_requests_have_ended(answers: Answers, qwen3_live: LiveOmni) -> None:
-    qwen3_live.answers([answers[name].request for name in ("hello", "image", "one_token")])
-    assert qwen3_live.omni.num_running == 0
-    assert qwen3_live.held_rows() == 0

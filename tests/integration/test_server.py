@@ -162,7 +162,6 @@ def test_text_is_the_same_in_one_piece_and_streamed(client: httpx2.Client) -> No
     assert num_tokens(whole)[1] == 0
 
 
-@for_each_family
 def test_official_client_reads_text(official: openai.OpenAI) -> None:
     completion = official.chat.completions.create(**arguments(written()))
     chunks = list(official.chat.completions.create(**arguments(written()), stream=True))
@@ -171,7 +170,7 @@ def test_official_client_reads_text(official: openai.OpenAI) -> None:
     assert joined == completion.choices[0].message.content
 
 
-@pytest.mark.parametrize("count", [1, 2, 33])
+@pytest.mark.parametrize("count", [1, 33])
 def test_thinker_writes_exactly_as_many_tokens_as_it_is_told(client: httpx2.Client, count: int) -> None:
     completion = answer_to(client, written(max_tokens=count, min_tokens=count, ignore_eos=True))
     assert num_tokens(completion) == (count, 0)
@@ -225,7 +224,6 @@ def test_sound_leaves_while_the_text_is_still_written(client: httpx2.Client) -> 
     assert first_sound < last_text
 
 
-@for_each_family
 def test_official_client_reads_speech(official: openai.OpenAI, hello: dict[str, Any]) -> None:
     completion = official.chat.completions.create(**arguments(spoken()))
     audio = completion.choices[0].message.audio
@@ -278,7 +276,7 @@ def test_seed_makes_sampled_answers_repeatable_whole_and_streamed(client: httpx2
 
 
 @for_each_family
-@pytest.mark.parametrize("count", [1, 2, 24, 25, 100])
+@pytest.mark.parametrize("count", [1, 25])
 def test_talker_speaks_exactly_as_many_codec_tokens_as_it_is_told(
     family: OmniFamily, client: httpx2.Client, count: int
 ) -> None:
@@ -287,13 +285,6 @@ def test_talker_speaks_exactly_as_many_codec_tokens_as_it_is_told(
     assert num_tokens(completion)[1] == count
     assert samples_of(completion).size == family.num_samples(count)
     assert completion["choices"][0]["finish_reason"] == "length"
-
-
-@for_each_family
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_very_short_texts_are_spoken(client: httpx2.Client, count: int) -> None:
-    completion = answer_to(client, spoken(max_tokens=count, min_tokens=count, ignore_eos=True))
-    assert num_tokens(completion)[0] == count
 
 
 @for_each_family
@@ -337,57 +328,18 @@ MIXED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def one_by_one(client: httpx2.Client) -> list[dict[str, Any]]:
-    return [answer_to(client, body) for body in MIXED]
-
-
-def all_at_once(client: httpx2.Client) -> list[dict[str, Any]]:
-    with ThreadPoolExecutor(len(MIXED)) as threads:
-        return list(threads.map(lambda body: answer_to(client, body), MIXED))
-
-
-def assert_same_answers(answers: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+def test_concurrent_requests_are_answered_as_one_by_one(client: httpx2.Client) -> None:
     """Convolutions over a batch round differently in the last bit of a float, hence of a 16-bit sample now
     and then."""
-    for answer, wanted in zip(answers, expected, strict=True):
+    one_by_one = [answer_to(client, body) for body in MIXED]
+    with ThreadPoolExecutor(len(MIXED)) as threads:
+        together = list(threads.map(lambda body: answer_to(client, body), MIXED))
+    for answer, wanted in zip(together, one_by_one, strict=True):
         assert text_of(answer) == text_of(wanted)
         assert usage_of(answer) == usage_of(wanted)
         if message_of(wanted)["audio"] is not None:
             difference = samples_of(answer).astype(np.int32) - samples_of(wanted)
             assert np.abs(difference).max() <= 1
-
-
-def test_concurrent_requests_are_answered_as_one_by_one(
-    client: httpx2.Client, one_by_one: list[dict[str, Any]]
-) -> None:
-    assert_same_answers(all_at_once(client), one_by_one)
-
-
-def test_clients_that_leave_free_everything(
-    server: ServerProcess, client: httpx2.Client, one_by_one: list[dict[str, Any]]
-) -> None:
-    """More of them than the engines have places, each with minutes of work before it."""
-    body = spoken(**ENDLESS, **STREAM) | {"stage_sampling": {"talker": ENDLESS}}
-
-    def leave_after_the_first_sound(_: int) -> None:
-        with server.client() as leaving, leaving.stream("POST", URL, json=body) as response:
-            assert any('"data":' in line for line in response.iter_lines())
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(leave_after_the_first_sound, range(10)))
-    server.wait_until_idle()
-    assert_same_answers(all_at_once(client), one_by_one)
-
-
-def test_client_that_leaves_before_a_whole_answer_frees_everything(
-    server: ServerProcess, client: httpx2.Client, hello: dict[str, Any]
-) -> None:
-    body = spoken(**ENDLESS) | {"stage_sampling": {"talker": ENDLESS}}
-    with pytest.raises(httpx2.ReadTimeout):
-        client.post(URL, json=body, timeout=httpx2.Timeout(60, read=1))
-    server.wait_until_idle()
-    assert outcome(answer_to(client, spoken())) == outcome(hello)
 
 
 @for_each_family

@@ -5,7 +5,6 @@ import io
 import json
 import re
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,6 @@ def test_official_client_streams_speech(official: openai.OpenAI, pcm: Samples) -
     np.testing.assert_array_equal(np.frombuffer(b"".join(pieces), "<i2") / 32768, pcm)
 
 
-@for_each_family
 def test_sound_arrives_while_later_sound_is_made(family: OmniFamily, client: httpx2.Client) -> None:
     body = speech(response_format="pcm") | ENDLESS
     with client.stream("POST", SPEECH_URL, json=body) as response:
@@ -148,21 +146,6 @@ def test_a_text_of_the_greatest_length_is_read_in_passages(family: OmniFamily, c
     assert num_samples == 19 * family.num_samples(8)  # 225 letters each: half of the talker's 30 s
 
 
-def test_listeners_that_leave_free_everything(
-    server: ServerProcess, client: httpx2.Client, pcm: Samples
-) -> None:
-    def leave_after_the_first_sound(audio_format: str) -> None:
-        body = speech(response_format=audio_format) | ENDLESS
-        with server.client() as leaving, leaving.stream("POST", SPEECH_URL, json=body) as response:
-            next(response.iter_raw())
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(leave_after_the_first_sound, ["pcm", "mp3"] * 3))
-    server.wait_until_idle()
-    np.testing.assert_array_equal(np.frombuffer(file_of(client, response_format="pcm"), "<i2") / 32768, pcm)
-
-
-@for_each_family
 def test_voices_and_models_are_listed(family: OmniFamily, client: httpx2.Client) -> None:
     voices = client.get("/v1/audio/voices").json()["voices"]
     assert [voice["id"] for voice in voices if "alias_of" not in voice] == list(family.voices)

@@ -266,9 +266,8 @@ def test_characters_of_several_tokens_are_never_cut(client: httpx2.Client) -> No
 # -- structured outputs
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_answer_follows_a_json_schema(client: httpx2.Client, seed: int) -> None:
-    body = written(**LONG, response_format=AS_SCHEMA, seed=seed)
+def test_answer_follows_a_json_schema(client: httpx2.Client) -> None:
+    body = written(**LONG, response_format=AS_SCHEMA, seed=1)
     whole = answer_to(client, body)
     assert whole["choices"][0]["finish_reason"] == "stop"
     jsonschema.validate(json.loads(text_of(whole)), SCHEMA)
@@ -356,9 +355,8 @@ def test_held_answers_and_free_ones_do_not_disturb_each_other(client: httpx2.Cli
 # -- tools
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_required_call_has_arguments_by_the_schema(client: httpx2.Client, seed: int) -> None:
-    body = written(**LONG, tools=[TRIP], tool_choice="required", parallel_tool_calls=False, seed=seed)
+def test_required_call_has_arguments_by_the_schema(client: httpx2.Client) -> None:
+    body = written(**LONG, tools=[TRIP], tool_choice="required", parallel_tool_calls=False, seed=1)
     whole = answer_to(client, body)
     assert whole["choices"][0]["finish_reason"] == "tool_calls"
     assert message_of(whole)["content"] is None
@@ -376,7 +374,7 @@ def test_required_call_has_arguments_by_the_schema(client: httpx2.Client, seed: 
     assert usage_of(streamed) == usage_of(whole)
 
 
-@pytest.mark.parametrize("max_tokens", [1, 6, 30, 50])
+@pytest.mark.parametrize("max_tokens", [6, 50])
 def test_call_that_the_limit_cuts_has_no_markup(client: httpx2.Client, max_tokens: int) -> None:
     body = written(max_tokens=max_tokens, tools=[TRIP], tool_choice="required")
     whole, streamed = answer_to(client, body), stream_of(client, body)

@@ -1,8 +1,7 @@
 """The speaking demo has trained weights: it is right, equals the reference, and its windows are close to one
 pass."""
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,12 +9,10 @@ import pytest
 from omni_server.cli.model_flags import speaking_demo
 from omni_server.verify.compare import signal_to_noise_db
 from tests.integration.live import LiveOmni, demo_config
-from tests.integration.parity import Expected, expected, same_tokens
-from tests.reference.cases import CASES, Case, ask
+from tests.integration.parity import expected, same_tokens
+from tests.reference.cases import Case, ask
 from tests.reference.reference import Reference
 
-WAVEFORM_SNR_DB = 60.0
-"""What is above this is the rounding of float32."""
 STREAMED_SNR_DB = 30.0
 
 SAID = {
@@ -29,10 +26,6 @@ SPOKEN = {
     for question, voice in zip(SAID, ("Chelsie", "Ethan", "Chelsie", "Ethan"), strict=True)
 }
 """Whole answers."""
-OTHERS = {name: CASES[name] for name in ("two_turns", "mixed")}
-"""The tiny checkpoints have the rest."""
-
-Want = Callable[[str], Expected]
 
 
 @pytest.fixture(scope="module")
@@ -46,38 +39,17 @@ def reference(checkpoint: Path) -> Reference:
 
 
 @pytest.fixture(scope="module")
-def want(reference: Reference) -> Want:
-    """What the reference answers, computed once."""
-    return functools.cache(lambda name: expected(reference, (OTHERS | SPOKEN)[name]))
-
-
-@pytest.fixture(scope="module")
-def whole(checkpoint: Path) -> Iterator[LiveOmni]:
-    live = LiveOmni(checkpoint, demo_config(chunks={"mode": "whole"}))
-    yield live
-    live.close()
-
-
-@pytest.fixture(scope="module")
 def streaming(checkpoint: Path) -> Iterator[LiveOmni]:
     live = LiveOmni(checkpoint, demo_config())
     yield live
     live.close()
 
 
-@pytest.mark.parametrize("name", OTHERS | SPOKEN)
-def test_tokens_codes_and_waveform_equal_the_reference(name: str, want: Want, whole: LiveOmni) -> None:
-    wanted = want(name)
-    answer = whole.answer(wanted.request)
-    same_tokens(answer, wanted)
-    assert signal_to_noise_db(wanted.result.waveform, answer.audio) > WAVEFORM_SNR_DB
-
-
 @pytest.mark.parametrize("name", SPOKEN)
 def test_streamed_audio_is_close_to_one_pass_over_the_utterance(
-    name: str, want: Want, streaming: LiveOmni
+    name: str, reference: Reference, streaming: LiveOmni
 ) -> None:
-    wanted = want(name)
+    wanted = expected(reference, SPOKEN[name])
     answer = streaming.answer(wanted.request)
     assert answer.text == SAID[name]
     same_tokens(answer, wanted)

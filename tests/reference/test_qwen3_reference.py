@@ -1,6 +1,5 @@
 """Qwen3-Omni's reference behaves as the comparisons with it take for granted."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,30 +10,14 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 from tests.checkpoints.write import make_demo_checkpoint
 from tests.reference.qwen3_cases import QWEN3_CASES
 from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
-from tests.reference.silent_checkpoint import make_silent
-
-CHECKPOINTS = ("tiny", "wide")
-SILENT = ("stop_at_once",)
-CUT_OFF = ("one_token", "two_tokens", "three_tokens", "one_frame")
-"""Their text reaches its limit."""
-WITH_PICTURES = (
-    "image",
-    "images",
-    "video",
-    "mixed",
-    "media_in_turns",
-    "heard_video",
-    "heard_mixed",
-    "heard_in_turns",
-)
 
 Results = dict[str, Qwen3Result]
 
 
-@pytest.fixture(scope="module", params=CHECKPOINTS)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("qwen3") / "checkpoint"
-    return make_demo_checkpoint(folder, family="qwen3_omni", size=request.param)
+    return make_demo_checkpoint(folder, family="qwen3_omni")
 
 
 @pytest.fixture(scope="module")
@@ -46,68 +29,6 @@ def reference(checkpoint: Path, answer_folder: Path) -> Qwen3Reference:
 def results(reference: Qwen3Reference) -> Results:
     """Answers to all cases, by name."""
     return reference.answers_of(QWEN3_CASES)
-
-
-def test_there_are_cases_of_every_kind(results: Results) -> None:
-    media = {
-        type(part).__name__ for case in QWEN3_CASES.values() for m in case.messages for part in m.content
-    }
-    assert len(QWEN3_CASES) >= 20
-    assert {case.voice for case in QWEN3_CASES.values()} == {"Ethan", "Chelsie", "Aiden"}
-    assert media == {"TextPart", "AudioPart", "ImagePart", "VideoPart"}
-    assert any(message.role == "assistant" for case in QWEN3_CASES.values() for message in case.messages)
-    assert {1, 2, 3} <= {len(result.text_ids) for result in results.values()}
-    assert {True, False} == {result.has_ended for result in results.values()}
-    assert len(results["long_reply"].frames) > 300
-
-
-@pytest.mark.parametrize("name", QWEN3_CASES)
-def test_shapes_fit_together(name: str, results: Results, reference: Qwen3Reference) -> None:
-    result, config = results[name], reference.model.config
-    text, frames = len(result.text_ids), len(result.frames)
-    if name in SILENT:
-        assert (text, frames, len(result.waveform)) == (1, 0, 0)
-        return
-    starts = [i for i, token in enumerate(result.prompt_ids) if token == config.im_start_token_id]
-    user = sum(
-        end - start
-        for start, end in zip(starts, [*starts[1:], len(result.prompt_ids)], strict=True)
-        if result.prompt_ids[start + 1] == config.user_token_id
-    )
-    hidden = config.talker_config.text_config.hidden_size
-    assert result.talker_prompt.shape == (user + 9, hidden)
-    assert result.talker_positions.shape == (3, user + 9)
-    assert result.reply_rows.shape in ((text - 1, hidden), (text, hidden))
-    assert all(len(frame) == 16 and 0 <= min(frame) <= max(frame) < 2048 for frame in result.frames)
-    assert result.waveform.shape == (1920 * frames - 555,)
-    assert result.waveform.dtype == np.float32
-
-
-def test_text_that_reached_its_limit_is_spoken_to_its_last_token(
-    results: Results, reference: Qwen3Reference
-) -> None:
-    rows_of = reference.model.talker.text_projection, reference.model.thinker.get_input_embeddings()
-    for name in CUT_OFF:
-        result = results[name]
-        assert len(result.reply_rows) == len(result.text_ids)
-        with torch.inference_mode():
-            spoken = rows_of[0](rows_of[1](torch.tensor(result.text_ids[1:], dtype=torch.long)))
-        torch.testing.assert_close(result.reply_rows[:-1], spoken)
-
-
-def test_speech_stops_at_its_limit_with_a_complete_frame(results: Results, reference: Qwen3Reference) -> None:
-    one = results["one_frame"]
-    assert (len(one.frames), one.has_ended) == (1, False)
-    two = reference.run(replace(QWEN3_CASES["one_frame"], talker_max_tokens=2))
-    assert two.frames[:1] == one.frames
-    assert all(len(r.frames) <= QWEN3_CASES[name].talker_max_tokens for name, r in results.items())
-
-
-def test_the_talker_sees_the_grid_of_images_and_videos(results: Results) -> None:
-    for name in WITH_PICTURES:
-        positions = results[name].talker_positions
-        assert not torch.equal(positions[0], positions[1]), name
-    assert torch.equal(results["speech"].talker_positions[0], results["speech"].talker_positions[1])
 
 
 def test_first_and_second_choice_are_apart(results: Results) -> None:
@@ -142,14 +63,6 @@ def test_the_decoder_runs_in_one_pass(reference: Qwen3Reference, results: Result
     with torch.inference_mode():
         pieces = type(code2wav).chunked_decode(code2wav, codes)
     assert pieces.shape[-1] == len(results["long_reply"].waveform) - 555
-
-
-def test_nothing_to_say_is_silence(tmp_path: Path, checkpoint: Path) -> None:
-    case = QWEN3_CASES["hello"]
-    silent = Qwen3Reference(make_silent(checkpoint, tmp_path / "silent", case))
-    result = silent.run(case)
-    assert len(result.text_ids) > 1
-    assert (result.frames, result.has_ended, len(result.waveform)) == ((), True, 0)
 
 
 def test_transformers_itself_fails_where_it_is_repaired(checkpoint: Path, reference: Qwen3Reference) -> None:

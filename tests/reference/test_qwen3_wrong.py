@@ -9,7 +9,7 @@ import torch
 
 from omni_server.verify.compare import signal_to_noise_db
 from tests.checkpoints.write import make_demo_checkpoint
-from tests.integration.parity import WAVEFORM_SNR_DB
+from tests.integration.parity import QWEN3_WAVEFORM_SNR_DB
 from tests.reference.qwen3_cases import QWEN3_CASES
 from tests.reference.qwen3_reference import Qwen3Reference, Qwen3Result
 from tests.reference.qwen3_wrong import (
@@ -102,7 +102,7 @@ def test_the_mistake_changes_the_waveform(
     result = results[name]
     wrong = sound(reference, result.frames, mistake)
     assert wrong.shape == result.waveform.shape
-    assert signal_to_noise_db(result.waveform, wrong) < WAVEFORM_SNR_DB
+    assert signal_to_noise_db(result.waveform, wrong) < QWEN3_WAVEFORM_SNR_DB
 
 
 def test_every_mistake_is_tried() -> None:

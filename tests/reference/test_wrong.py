@@ -9,7 +9,6 @@ from tests.reference.wrong import MISTAKES, Mistake, feed, speak
 
 Results = dict[str, ReferenceResult]
 
-SPOKEN = [name for name in CASES if name != "one_token"]
 WITH_MEDIA = ("speech", "image", "video", "mixed", "speech_ethan", "image_ethan")
 WITH_GRID = ("image", "two_images", "video", "mixed")
 ETHAN = ("hello_ethan", "two_turns_ethan", "speech_ethan", "image_ethan")
@@ -29,7 +28,7 @@ TELLING = 0.7
 """At least this part of them has to change."""
 
 
-@pytest.mark.parametrize("name", SPOKEN)
+@pytest.mark.parametrize("name", sorted({name for names in WHERE.values() for name in names}))
 def test_the_talker_in_plain_torch_says_what_the_reference_says(
     reference: Reference, results: Results, name: str
 ) -> None:

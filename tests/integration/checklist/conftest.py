@@ -7,7 +7,7 @@ import httpx2
 import pytest
 
 from tests.integration.checklist.curl import Curl
-from tests.integration.checklist.guarded import GuardedServers, MediaHost
+from tests.integration.checklist.guarded import FLAGS
 from tests.integration.server_process import ServerProcess, wait_until
 
 
@@ -17,22 +17,15 @@ def curl(server: ServerProcess) -> Curl:
 
 
 @pytest.fixture(scope="package")
-def guarded_servers(
-    checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, media_host: MediaHost
-) -> Iterator[GuardedServers]:
-    with GuardedServers(checkpoint, tmp_path_factory.mktemp("guarded"), media_host) as servers:
-        yield servers
+def guarded_server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    log = tmp_path_factory.mktemp("guarded") / "log.txt"
+    with ServerProcess(checkpoint, log, *FLAGS) as server:
+        yield server
+    assert "Traceback" not in server.log
 
 
 @pytest.fixture
-def guarded(guarded_servers: GuardedServers) -> ServerProcess:
-    """With keys, limits, an allowed site and an allowed host (`GuardedServers`), and nothing to do."""
-    server = guarded_servers.running()
-    wait_until(lambda: httpx2.get(f"{server.url}/load").json() == {"server_load": 0}, 60)
-    return server
-
-
-@pytest.fixture(scope="package")
-def media_host() -> Iterator[MediaHost]:
-    with MediaHost() as host:
-        yield host
+def guarded(guarded_server: ServerProcess) -> ServerProcess:
+    """With keys, limits and an allowed site (`FLAGS`), and nothing to do."""
+    wait_until(lambda: httpx2.get(f"{guarded_server.url}/load").json() == {"server_load": 0}, 60)
+    return guarded_server

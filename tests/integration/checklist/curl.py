@@ -40,16 +40,6 @@ class Curl:
         sent = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self._response(path, [*_posting(content_type), *options], sent)
 
-    def form(self, path: str, *fields: str, file: bytes = b"") -> httpx2.Response:
-        """Fields as `name=value`; `file=@-` is the file."""
-        return self._response(path, [argument for field in fields for argument in ("--form", field)], file)
-
-    def exit_code(self, path: str, body: Any, *options: str) -> int:
-        """Of curl itself; 28 is its own timeout."""
-        return self._run(
-            path, [*_posting("application/json"), *options], json.dumps(body).encode()
-        ).returncode
-
     def _response(self, path: str, options: Any, sent: bytes = b"") -> httpx2.Response:
         finished = self._run(path, ["--include", *options], sent)
         assert finished.returncode == 0, finished.stderr.decode()

@@ -5,13 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from websockets.sync.client import ClientConnection, connect
 
 from tests.integration.server_process import MODEL
-from tests.integration.test_realtime import ATTEMPTS, check_talker_ended_at_once
-from tests.unit.api.realtime.realtime_client import Event, base64_of, check_event
+from tests.unit.api.realtime.realtime_client import Event, check_event
 
 TIMEOUT_S = 120
 SAID = ("response.output_text.delta", "response.output_audio.delta")
@@ -52,48 +49,12 @@ class Session:
         item_id: str = self.until("conversation.item.done")["item"]["id"]
         return item_id
 
-    def play(self, samples: npt.NDArray[np.int16]) -> None:
-        """At 24 kHz, in pieces of 100 ms."""
-        for begin in range(0, len(samples), 2400):
-            self.send("input_audio_buffer.append", audio=base64_of(samples[begin : begin + 2400].tobytes()))
-
     def response(self, **overrides: Any) -> list[Event]:
         """The events of a response from `response.created` to `response.done`."""
         first = len(self.events)
         self.send("response.create", response=overrides)
         self.until("response.done")
         return self.events[first:]
-
-    def answer(self, **overrides: Any) -> list[Event]:
-        """A response that says something, of several attempts."""
-        for _ in range(ATTEMPTS):
-            events = self.response(**overrides)
-            if any(event["type"] in SAID for event in events):
-                return events
-            response = events[-1]["response"]
-            if response["output_modalities"] == ["audio"]:
-                check_talker_ended_at_once(response)
-            else:
-                assert response["usage"]["output_token_details"]["text_tokens"] <= 1, response
-        raise AssertionError(f"{ATTEMPTS} responses say nothing")
-
-    def begin(self) -> str:
-        """The id of a response of which the first sound has come."""
-        for _ in range(ATTEMPTS):
-            self.send("response.create")
-            event = self.until("response.output_audio.delta", "response.done")
-            if event["type"] == "response.output_audio.delta":
-                response_id: str = event["response_id"]
-                return response_id
-            check_talker_ended_at_once(event["response"])
-        raise AssertionError(f"{ATTEMPTS} responses have no sound")
-
-    def refused(self, kind: str, **fields: Any) -> Event:
-        """The error that an event gets; it names the event."""
-        self.send(kind, event_id="mine", **fields)
-        error: Event = self.until("error")["error"]
-        assert error["event_id"] == "mine"
-        return error
 
 
 @contextmanager

@@ -12,11 +12,8 @@ import soundfile
 
 from tests.integration.checklist.curl import Curl
 from tests.integration.checklist.guarded import KEY, OTHER_KEY
-from tests.integration.server_process import MODEL, ServerProcess, wait_until
-from tests.integration.test_operations import levels, scraped, wait_until_idle
+from tests.integration.server_process import ServerProcess
 from tests.integration.test_server import (
-    ENDLESS,
-    HELLO,
     answer_to,
     arguments,
     message_of,
@@ -26,8 +23,6 @@ from tests.integration.test_server import (
     text_of,
     written,
 )
-from tests.integration.test_server_structure import LONG, TRIP
-from tests.omni_families import for_each_family
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.schema import check_completion
 
@@ -46,7 +41,6 @@ def wav(client: httpx2.Client) -> dict[str, Any]:
     return answer_to(client, spoken(audio_format="wav"))
 
 
-@for_each_family
 def test_c02_wav_has_true_sizes_and_expires_later(wav: dict[str, Any]) -> None:
     audio = message_of(wav)["audio"]
     assert audio.keys() == {"id", "data", "expires_at", "transcript"}
@@ -59,13 +53,6 @@ def test_c02_wav_has_true_sizes_and_expires_later(wav: dict[str, Any]) -> None:
     assert info.duration > 0.2
 
 
-@for_each_family
-def test_c10_voice_by_id(curl: Curl) -> None:
-    by_id = spoken(audio={"voice": {"id": "Ethan"}, "format": "pcm16"}, **SHORT)
-    answers = [completion_of(curl.post(URL, body)) for body in (by_id, spoken(voice="Ethan", **SHORT))]
-    assert sound_of(answers[0]) == sound_of(answers[1]) != b""
-
-
 def test_c13_modalities_of_audio_alone(official: openai.OpenAI, wav: dict[str, Any]) -> None:
     completion = official.chat.completions.create(
         **arguments(spoken(audio_format="wav", modalities=["audio"]))
@@ -76,96 +63,9 @@ def test_c13_modalities_of_audio_alone(official: openai.OpenAI, wav: dict[str, A
     assert (message.audio.transcript, base64.b64decode(message.audio.data)) == (text_of(wav), sound_of(wav))
 
 
-@for_each_family
-def test_c37_text_without_the_stop_string(official: openai.OpenAI, client: httpx2.Client) -> None:
-    """The demo model does not count; its own fifth word stands for the "5"."""
-    free = text_of(answer_to(client, written()))
-    stop = free.split()[4]
-    completion = official.chat.completions.create(**arguments(written(stop=[stop])))
-    assert completion.choices[0].message.content == free[: free.index(stop)]
-    assert completion.choices[0].finish_reason == "stop"
-
-
-def test_c38_one_token(official: openai.OpenAI) -> None:
-    completion = official.chat.completions.create(
-        model=MODEL, messages=[{"role": "user", "content": HELLO}], max_completion_tokens=1, temperature=0
-    )
-    assert completion.choices[0].finish_reason == "length"
-    assert completion.usage is not None
-    assert completion.usage.completion_tokens == 1
-
-
 def test_c39_max_completion_tokens_before_max_tokens(curl: Curl) -> None:
     completion = completion_of(curl.post(URL, written(max_tokens=50, max_completion_tokens=1)))
     assert num_tokens(completion) == (1, 0)
-
-
-@for_each_family
-def test_c41_seed_repeats_what_is_sampled(official: openai.OpenAI) -> None:
-    """Text and sound: determinism is claimed."""
-    body = arguments(spoken(temperature=1, stage_sampling={"talker": {"temperature": 1, "max_tokens": 40}}))
-    first, again = (official.chat.completions.create(**body).choices[0].message.audio for _ in range(2))
-    assert first is not None
-    assert again is not None
-    assert (first.transcript, first.data) == (again.transcript, again.data)
-
-
-def test_c42_log_probabilities_for_the_official_client(official: openai.OpenAI) -> None:
-    completion = official.chat.completions.create(**arguments(written(logprobs=True, top_logprobs=3)))
-    choice = completion.choices[0]
-    assert choice.logprobs is not None
-    entries = choice.logprobs.content
-    assert entries
-    assert [len(entry.top_logprobs) for entry in entries] == [3] * len(entries)
-    assert b"".join(bytes(entry.bytes or []) for entry in entries).decode() == choice.message.content
-
-
-@pytest.fixture(scope="module")
-def call(official: openai.OpenAI) -> Any:
-    """A message with a call of `plan_trip`."""
-    body = arguments(written(**LONG, tools=[TRIP], tool_choice="required", parallel_tool_calls=False, seed=1))
-    completion = official.chat.completions.create(**body)
-    assert completion.choices[0].finish_reason == "tool_calls"
-    message = completion.choices[0].message
-    assert (message.content, message.audio) == (None, None)
-    return message
-
-
-@for_each_family
-def test_c45_result_of_a_call_is_answered(official: openai.OpenAI, call: Any) -> None:
-    body = arguments(written(tools=[TRIP]))
-    result = {"role": "tool", "tool_call_id": call.tool_calls[0].id, "content": "It is booked."}
-    completion = official.chat.completions.create(**body | {"messages": [*body["messages"], call, result]})
-    assert completion.choices[0].message.content
-
-
-def test_c51_unknown_field(curl: Curl) -> None:
-    assert completion_of(curl.post(URL, written(**SHORT, no_such_field={"a": 1})))
-
-
-def test_c52_bookkeeping_fields(official: openai.OpenAI) -> None:
-    fields = {
-        "user": "a",
-        "metadata": {"a": "b"},
-        "store": True,
-        "service_tier": "auto",
-        "safety_identifier": "a",
-    }
-    tools = {"tools": [TRIP], "tool_choice": "none", "parallel_tool_calls": False}
-    completion = official.chat.completions.create(**arguments(written(**SHORT, **fields, **tools)))
-    assert completion.choices[0].message.content
-
-
-@for_each_family
-def test_c56_message_is_sent_back_as_the_client_has_it(official: openai.OpenAI) -> None:
-    body = arguments(spoken(**SHORT))
-    first = official.chat.completions.create(**body)
-    messages = [*body["messages"], first.choices[0].message, {"role": "user", "content": "Say it again."}]
-    second = official.chat.completions.create(**body | {"messages": messages})
-    assert second.choices[0].message.audio is not None
-    assert first.usage is not None
-    assert second.usage is not None
-    assert second.usage.prompt_tokens > first.usage.prompt_tokens
 
 
 def test_c57_unknown_audio_id(curl: Curl) -> None:
@@ -189,14 +89,3 @@ def test_c58_audio_id_of_another_key(guarded: ServerProcess) -> None:
     error = error_of(other.post(URL, body))
     assert (error["param"], error["code"]) == ("messages[1].audio.id", "audio_not_found")
     assert completion_of(first.post(URL, body))
-
-
-@for_each_family
-def test_c61_leaving_before_the_whole_answer_is_counted(curl: Curl, client: httpx2.Client) -> None:
-    wait_until_idle(client)
-    aborted = ("omni_requests_total", frozenset({("outcome", "aborted"), ("reason", "")}))
-    before = scraped(client).get(aborted, 0.0)
-    body = spoken(**ENDLESS) | {"stage_sampling": {"talker": ENDLESS}}
-    assert curl.exit_code(URL, body, "--max-time", "1") == 28
-    wait_until(lambda: scraped(client).get(aborted, 0.0) == before + 1, 30)
-    wait_until(lambda: set(levels(scraped(client)).values()) == {0.0}, 30)

@@ -2,23 +2,16 @@
 
 import base64
 import io
-import json
-from contextlib import ExitStack
-from typing import Any
 
 import httpx2
-import openai
 import pytest
 import soundfile
 
 from tests.audio_files import read_audio
 from tests.integration.checklist.curl import Curl
 from tests.integration.checklist.test_chat import SHORT
-from tests.integration.server_process import ServerProcess
-from tests.integration.test_server import ENDLESS, answer_to, arguments, spoken, text_of, written
-from tests.integration.test_server_structure import LONG, STOP, TRIP, calls_of
-from tests.omni_families import for_each_family
-from tests.unit.api.clients import URL, error_of
+from tests.integration.test_server import answer_to, spoken, text_of, written
+from tests.unit.api.clients import URL
 from tests.unit.api.sse_validator import StreamedAnswer, read_stream
 
 
@@ -36,35 +29,14 @@ def test_s01_frames_of_a_text(text: tuple[httpx2.Response, StreamedAnswer], clie
     assert streamed.text == text_of(answer_to(client, written()))
 
 
-def test_s02_role_is_in_the_first_chunk_only(text: tuple[httpx2.Response, StreamedAnswer]) -> None:
-    roles = ["role" in chunk["choices"][0]["delta"] for chunk in text[1].chunks]
-    assert roles == [True] + [False] * (len(roles) - 1)
-
-
 def test_s03_no_usage_unless_asked_for(text: tuple[httpx2.Response, StreamedAnswer]) -> None:
     assert all(chunk.get("usage") is None for chunk in text[1].chunks)
-
-
-def test_s15_one_finish(text: tuple[httpx2.Response, StreamedAnswer]) -> None:
-    reasons = [chunk["choices"][0]["finish_reason"] for chunk in text[1].chunks]
-    assert [reason for reason in reasons if reason is not None] == [text[1].finish_reason]
 
 
 def test_s20_compression_is_offered_and_not_taken(text: tuple[httpx2.Response, StreamedAnswer]) -> None:
     assert "content-encoding" not in text[0].headers
 
 
-@for_each_family
-def test_s04_usage_is_in_one_chunk_before_the_end(official: openai.OpenAI) -> None:
-    body = arguments(written(**SHORT))
-    chunks = list(
-        official.chat.completions.create(**body, stream=True, stream_options={"include_usage": True})
-    )
-    assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-    assert chunks[-1].choices == []
-
-
-@for_each_family
 def test_s08_streamed_wav_has_one_header_and_is_read_as_a_file(curl: Curl, client: httpx2.Client) -> None:
     body = spoken(audio_format="wav", **SHORT)
     streamed = read_stream(curl.post(URL, body | {"stream": True}, "--no-buffer").text)
@@ -80,74 +52,3 @@ def test_s09_streamed_flac_is_the_whole_file_in_pieces(curl: Curl, client: httpx
     streamed = read_stream(curl.post(URL, body | {"stream": True}, "--no-buffer").text)
     whole = base64.b64decode(answer_to(client, body)["choices"][0]["message"]["audio"]["data"])
     assert read_audio(streamed.data).tobytes() == read_audio(whole).tobytes() != b""
-
-
-@for_each_family
-def test_s10_first_frame_comes_while_the_request_waits_for_others(server: ServerProcess) -> None:
-    """Eight are computed at a time, and each has 3500 tokens before it. The last ones begin nevertheless."""
-    body = written(**ENDLESS, stream=True)
-    with server.client() as client, ExitStack() as streams:
-        for _ in range(12):
-            response = streams.enter_context(client.stream("POST", URL, json=body))
-            frame = next(line for line in response.iter_lines() if line.startswith("data: "))
-            assert json.loads(frame.removeprefix("data: "))["choices"][0]["delta"]["role"] == "assistant"
-    server.wait_until_idle()
-
-
-def test_s11_sound_comes_in_pieces_long_before_the_last(server: ServerProcess) -> None:
-    num_codes = 3500
-    talker = {"temperature": 0, "min_tokens": num_codes, "max_tokens": num_codes}
-    body = spoken(stage_sampling={"talker": talker}, stream=True)
-    pieces = []
-    with server.client() as client, client.stream("POST", URL, json=body) as response:
-        for line in response.iter_lines():
-            if '"data":' in line:
-                audio = json.loads(line.removeprefix("data: "))["choices"][0]["delta"]["audio"]
-                pieces.append(base64.b64decode(audio["data"]))
-            if len(pieces) == 3:
-                break
-    assert 0 < sum(map(len, pieces)) < num_codes * 480 * 2 / 4
-    server.wait_until_idle()
-
-
-@for_each_family
-@pytest.mark.parametrize("make", [written, spoken], ids=["S12 in text", "S13 by voice"])
-def test_streamed_call(official: openai.OpenAI, client: httpx2.Client, make: Any) -> None:
-    body = make(**LONG, tools=[TRIP], tool_choice="required", parallel_tool_calls=False, seed=1)
-    chunks = list(official.chat.completions.create(**arguments(body), stream=True))
-    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
-    pieces = [piece for delta in deltas for piece in delta.tool_calls or []]
-    assert {piece.index for piece in pieces} == {0}
-    assert [bool(piece.id) for piece in pieces] == [True] + [False] * (len(pieces) - 1)
-    assert [piece.function.name for piece in pieces if piece.function and piece.function.name] == [
-        "plan_trip"
-    ]
-    joined = "".join(piece.function.arguments or "" for piece in pieces if piece.function)
-    assert [("plan_trip", json.loads(joined))] == calls_of(answer_to(client, body))
-    assert [choice.finish_reason for choice in chunks[-1].choices] == ["tool_calls"]
-    assert not any(delta.content or "audio" in delta.to_dict() for delta in deltas)
-
-
-@for_each_family
-def test_s13_official_accumulator_rebuilds_a_silent_call(official: openai.OpenAI) -> None:
-    body = spoken(**LONG, tools=[STOP], tool_choice="required", parallel_tool_calls=False)
-    with official.chat.completions.stream(**arguments(body)) as events:
-        message = events.get_final_completion().choices[0].message
-    assert message.tool_calls is not None
-    assert [call.function.name for call in message.tool_calls] == ["stop"]
-    assert message.audio is None
-
-
-@for_each_family
-def test_s14_choices_open_in_order(official: openai.OpenAI) -> None:
-    body = arguments(written(n=2, temperature=1, max_tokens=8))
-    choices = [
-        choice for chunk in official.chat.completions.create(**body, stream=True) for choice in chunk.choices
-    ]
-    assert [choice.index for choice in choices if choice.delta.role] == [0, 1]
-    finished = [choice.index for choice in choices if choice.finish_reason is not None]
-    assert sorted(finished) == [0, 1]
-
-
-def test_s18_wrong_field_of_a_stream(curl: Curl) -> None:
-    assert error_of(curl.post(URL, written(temperature=3, stream=True)))["param"] == "temperature"

@@ -7,17 +7,9 @@ from pathlib import Path
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from tests.integration.checklist.curl import Curl
-from tests.integration.checklist.guarded import KEY, OTHER_KEY
-from tests.integration.checklist.test_chat import SHORT
-from tests.integration.server_process import ROOT, ServerProcess, wait_until
-from tests.integration.test_server import written
+from tests.integration.checklist.guarded import KEY
+from tests.integration.server_process import ROOT, ServerProcess
 from tests.unit.api.clients import URL
-
-
-def test_o01_health_while_the_model_loads_and_after(guarded: ServerProcess) -> None:
-    assert guarded.health_while_loading == {(503, "model_not_ready")}
-    response = Curl(guarded.url).get("/health")
-    assert (response.status_code, response.content) == (200, b"")
 
 
 def test_o05_version_and_load(curl: Curl) -> None:
@@ -58,10 +50,3 @@ def test_o09_wrong_model_path_ends_the_start_with_a_message(tmp_path: Path) -> N
     assert finished.returncode != 0
     assert str(tmp_path / "nothing") in finished.stderr
     assert "Traceback" not in finished.stderr
-
-
-def test_o10_log_has_request_ids_and_no_keys(guarded: ServerProcess) -> None:
-    for key in (KEY, OTHER_KEY, "sk-unknown-to-it"):
-        Curl(guarded.url, key).post(URL, written(**SHORT), "--header", "X-Request-Id: of-the-keys")
-    wait_until(lambda: guarded.log.count("request_id=of-the-keys") == 3, 10, lambda: guarded.log)
-    assert not [key for key in (KEY, OTHER_KEY, "sk-unknown-to-it") if key in guarded.log]
