@@ -15,7 +15,7 @@ from vllm import SamplingParams
 
 from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
 from stages.runtime.code_sampling import Choose, CodeSampling, Draws
-from stages.runtime.frame_predictor import CodeHistory, batch_sizes, predicted_codes
+from stages.runtime.frame_predictor import CodeHistory, predicted_codes
 from stages.runtime.predictor_graphs import PredictorGraphs
 from stages.runtime.stage_step import StepBatch
 
@@ -116,27 +116,6 @@ def test_codes_are_those_computed_step_by_step_whatever_ran_before(
         assert torch.equal(codes, predicted_codes(talker, *step))
 
 
-def test_rows_are_drawn_greedily_or_not_by_themselves(talker: Talker, graphs: PredictorGraphs) -> None:
-    hidden, sampled, draws = batch_of(5, 0)
-    of_greedy, of_sampled = (
-        graphs(hidden, sampled, draws._replace(is_greedy=torch.full((5,), greedily)))
-        for greedily in (True, False)
-    )
-    assert not (of_greedy == of_sampled).all(1).any()
-    is_greedy = torch.tensor([1, 0, 0, 1, 0])
-    mixed = graphs(hidden, sampled, draws._replace(is_greedy=is_greedy))
-    assert torch.equal(mixed, torch.where(is_greedy[:, None] == 1, of_greedy, of_sampled))
-
-
-def test_a_row_has_the_codes_that_it_has_alone(graphs: PredictorGraphs) -> None:
-    hidden, sampled, draws = batch_of(7, 3)
-    together = graphs(hidden, sampled, draws)
-    for row in range(7):
-        one = slice(row, row + 1)
-        alone = graphs(hidden[one], sampled[one], Draws(*(each[one] for each in draws)))
-        assert torch.equal(alone, together[one])
-
-
 def test_rows_left_behind_by_a_broken_request_do_not_spread(talker: Talker, graphs: PredictorGraphs) -> None:
     hidden, sampled, draws = batch_of(4, 0)
     graphs(torch.full_like(hidden, torch.nan), sampled, draws)
@@ -149,16 +128,6 @@ def test_codes_stay_as_they_are_when_the_next_ones_are_predicted(graphs: Predict
     before = codes.clone()
     assert not torch.equal(graphs(*batch_of(3, 1)), before)
     assert torch.equal(codes, before)
-
-
-@pytest.mark.parametrize(
-    ("max_num_seqs", "sizes"),
-    [(1, [1]), (2, [1, 2]), (5, [1, 2, 4, 5]), (9, [1, 2, 4, 8, 9]), (64, [1, 2, 4, 8, 16, 32, 64])],
-)
-def test_there_are_graphs_for_powers_of_two_and_for_the_largest_batch(
-    max_num_seqs: int, sizes: list[int]
-) -> None:
-    assert batch_sizes(max_num_seqs) == sizes
 
 
 def test_a_batch_runs_the_smallest_graph_that_has_room_for_it(talker: Talker) -> None:
