@@ -141,30 +141,6 @@ def test_all_else_is_left_to_vllm_behind_the_rotary_embedding(attend: Any, chang
     assert (out == 2).all()
 
 
-def test_without_kernels_every_step_is_vllms(attend: Any) -> None:
-    """On a CPU, and on a GPU that they do not fit."""
-    calls, out, qkv = attend(Step(5, has_kernels=False))
-    assert calls == []
-    assert (out == 2).all()
-    assert (qkv == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("change", "is_ours"),
-    [
-        ({}, True),
-        ({"max_query_len": 2}, False),
-        ({"num_requests": 65}, False),
-        ({"cache_dtype": torch.uint8}, False),
-    ],
-    ids=str,
-)
-def test_it_says_of_a_step_whether_the_kernel_will_compute_it(change: dict[str, Any], is_ours: bool) -> None:
-    step = replace(Step(5), **change)
-    layer = layer_with(cache_dtype=step.cache_dtype)
-    assert RopeAttention.attends_by_kernel(layer, metadata_of(step)) == is_ours
-
-
 def test_steps_of_another_backend_are_not_the_kernels() -> None:
     """vLLM takes FlashInfer on some GPUs, whose metadata hold a plan for the step's lengths."""
     metadata = SimpleNamespace(**vars(metadata_of(Step(5))))
