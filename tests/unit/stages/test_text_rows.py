@@ -1,6 +1,5 @@
 """Rows that the consumer looks up by text id, between rows that it is sent."""
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -171,8 +170,3 @@ def test_gaps_and_overlaps_are_found_by_the_scheduler(feed: RowsFeed) -> None:
 
 def test_more_rows_than_have_come_cannot_be_the_end() -> None:
     assert tracker().take("r", RowsFeed(text=(text(0, 3),), final_length=2)) == "1 rows have come of 2"
-
-
-def test_a_payload_without_rows_is_found_even_with_text() -> None:
-    empty = msgspec.structs.replace(payload(0, numbered(0, 1)), segments=())
-    assert tracker().take("r", RowsFeed(empty, text=(text(0, 3),))) == "a message without rows"

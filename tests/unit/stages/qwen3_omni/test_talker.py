@@ -4,14 +4,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedConfig, Qwen3OmniMoeConfig
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerResizeMLP
+from transformers import Qwen3OmniMoeConfig
 from vllm import ModelRegistry
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import (
@@ -25,25 +22,13 @@ from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.qwen3_omni.hf_overrides import TALKER, talker_config
-from stages.qwen3_omni.talker import Qwen3OmniTalker, TextRows
+from stages.qwen3_omni.talker import Qwen3OmniTalker
 from stages.qwen_codec import code_predictor
 from stages.qwen_codec.decoder_kernels import KernelOperations
-from stages.runtime.frame_predictor import frame_predictor
 from tests.checkpoints.write import make_demo_checkpoint
 
 VOCABULARY, THINKER_WIDTH, INNER, WIDTH = 9000, 24, 40, 16
 """More rows than are projected at once."""
-
-
-def test_the_row_of_a_text_id_is_its_projected_embedding() -> None:
-    torch.manual_seed(0)
-    rows = TextRows(VOCABULARY, THINKER_WIDTH, INNER, WIDTH)
-    text_config = PreTrainedConfig(intermediate_size=INNER, hidden_size=WIDTH, hidden_act="silu")
-    config = SimpleNamespace(thinker_hidden_size=THINKER_WIDTH, text_config=text_config)
-    reference = Qwen3OmniMoeTalkerResizeMLP(config)
-    reference.load_state_dict(rows.projection.state_dict())
-    with torch.no_grad():
-        torch.testing.assert_close(rows.table(), reference(rows.embedding.weight))
 
 
 # -- the whole model
@@ -134,24 +119,6 @@ def test_dummy_weights_give_rows_too_and_nothing_of_them_is_kept(talker: Qwen3Om
     assert table.isfinite().all()
     assert len(set(table[:, 0].tolist())) > 1
     assert not any(name.startswith("text_rows") for name, _ in talker.named_parameters())
-
-
-def test_only_codes_and_the_end_of_speech_are_sampled(talker: Qwen3OmniTalker) -> None:
-    assert (~talker.banned_ids).nonzero()[:, 0].tolist() == [*range(2048), 2150]
-
-
-def test_it_predicts_the_other_codebooks_of_a_frame(talker: Qwen3OmniTalker) -> None:
-    assert frame_predictor(talker, 15) is talker
-    with pytest.raises(TypeError, match="predicts 15 codes per token, but the pipeline says 7"):
-        frame_predictor(talker, 7)
-
-
-def test_all_layers_read_the_cosines_and_sines_of_the_step(
-    talker: Qwen3OmniTalker, config: VllmConfig
-) -> None:
-    assert config.model_config.uses_mrope
-    rotary = {id(layer.self_attn.rotary_emb) for layer in talker.model.layers}
-    assert rotary == {id(talker._rotary)}
 
 
 @pytest.mark.parametrize("decoding_kernels", [True, False])
