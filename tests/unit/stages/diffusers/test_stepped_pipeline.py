@@ -5,9 +5,11 @@ import threading
 import weakref
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
+from omni_server.protocol.images import Pixels
 from stages.diffusers.stepped_pipeline import SteppedPipeline
 from tests.unit.stages.diffusers.tiny import Tiny, difference
 
@@ -102,6 +104,16 @@ def test_a_schedule_that_divides_by_zero_is_refused_before_the_denoiser(tiny: Ge
     assert str(bad.error) == "FlowMatchEulerDiscreteScheduler has no schedule of 1 steps"
     assert not bad.has_called_denoiser
     assert difference(good, model.own_image(model.job(1))) <= JOINED
+
+
+def test_an_image_to_edit_that_the_processor_finds_too_long_is_refused_before_the_denoiser(
+    tiny: GetTiny,
+) -> None:
+    model = tiny("qwen-image-edit")
+    (run,) = model.run([(0, model.job(0, images=(Pixels.of(np.zeros((3000, 16, 3), np.uint8)),)))])
+    assert isinstance(run.error, ValueError)
+    assert "aspect ratio" in str(run.error)
+    assert not run.has_called_denoiser
 
 
 def test_a_request_that_fails_in_the_denoiser_fails_alone(
