@@ -83,16 +83,6 @@ def test_an_end_without_a_tail_does_not_make_rows_up() -> None:
         store.rows(5, 1)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("float16", torch.float16)])
-def test_rows_keep_their_dtype_bit_for_bit(name: RowDtype, dtype: torch.dtype) -> None:
-    rows = torch.randn(3, 2, generator=torch.Generator().manual_seed(0)).to(dtype)
-    store = Received()
-    store.add(RowsFeed(payload(0, rows, dtype=name, tail=TAIL)))
-    store.add(RowsFeed(final_length=3))
-    assert store.rows(0, 3).dtype == dtype
-    assert torch.equal(store.rows(0, 4), torch.cat([rows, TAIL[:1].to(dtype)]))
-
-
 def test_text_follows_the_rows_with_positions_where_the_producer_said() -> None:
     """Here, below the greatest position of the rows."""
     prompt = torch.tensor([[0, 1, 1.5, 1.5, 2.5], [0, 1, 2, 3, 2.5], [0, 1, 1, 2, 2.5]])
@@ -143,29 +133,6 @@ def test_a_stale_reference_is_refused(queue: SlabQueue) -> None:
     with pytest.raises(ValueError, match="stale reference"):
         Received(queue).add(RowsFeed(stale))
     assert queue.num_in_use() == 1
-
-
-def test_a_reference_without_a_queue_is_refused(queue: SlabQueue) -> None:
-    message = RowsFeed(in_shared_memory(queue, numbered(0, 3)))
-    with pytest.raises(ValueError, match="queue 0, which this stage does not have"):
-        Received().add(message)
-
-
-def test_any_cutting_gives_the_same_rows() -> None:
-    random = np.random.default_rng(3)
-    for _ in range(20):
-        length = int(random.integers(1, 200))
-        store, position = Received(), 0
-        while position < length:
-            count = min(length - position, int(random.integers(1, 40)))
-            store.add(
-                RowsFeed(payload(position, numbered(position, count), tail=TAIL if not position else None))
-            )
-            position += count
-        store.add(RowsFeed(final_length=length))
-        first = int(random.integers(0, length))
-        assert torch.equal(store.rows(first, length - first), numbered(first, length - first))
-        assert torch.equal(store.rows(length, 1), TAIL[:1])
 
 
 def test_requests_do_not_mix_and_leave_nothing_behind() -> None:

@@ -7,14 +7,12 @@ import torch
 
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import InlineBlock, RowsFeed, RowsInput
-from stages.runtime.embeddings_in import RowOverlay, RowUpload
+from stages.runtime.embeddings_in import RowOverlay
 from stages.runtime.fractional_positions import unpacked
 from stages.runtime.stage_step import StepBatch
 from tests.unit.stages.test_embedding_store import TAIL, numbered, payload
 
 NUM_REPLACED = 4
-
-CPU = torch.device("cpu")
 
 
 def batch(*parts: tuple[str, int, int]) -> StepBatch:
@@ -164,16 +162,6 @@ def test_positions_come_with_the_rows() -> None:
     assert unpacked(torch.tensor([5 + delta])) == 4.5  # below the greatest of all
 
 
-def test_added_rows_are_those_that_apply_adds() -> None:
-    made = overlay("a", "b", num_rows=10)
-    zeros = torch.zeros(2, 2)
-    rows = made.added_rows(["b", "a"], np.array([5, 11], np.int32), zeros)
-    made.apply(zeros, batch(("b", 5, 1), ("a", 11, 1)))
-    assert rows is not None
-    assert torch.equal(rows, torch.cat([numbered(5, 1), TAIL[1:]]))
-    assert torch.equal(rows, zeros)
-
-
 @pytest.mark.parametrize(
     ("request_ids", "positions"), [(["a", "other"], [6, 6]), (["a", "b"], [6, NUM_REPLACED - 1])]
 )
@@ -212,13 +200,3 @@ def test_rows_that_come_late_are_used_from_where_they_begin() -> None:
         rows = made.added_rows(["a"], np.array([position], np.int32), embeddings(1))
         assert rows is not None
         assert torch.equal(rows, numbered(position, 1))
-
-
-def test_the_same_rows_are_uploaded_once() -> None:
-    rows, upload = list(np.arange(12, dtype=np.uint8).reshape(4, 3)), RowUpload()
-    first = upload.upload([rows[3], rows[1]], CPU)
-    assert first.tolist() == [[9, 10, 11], [3, 4, 5]]
-    assert upload.upload([rows[3], rows[1]], CPU) is first
-    others = [row + 100 for row in rows]
-    assert upload.upload([others[3], others[1]], CPU).tolist() == [[109, 110, 111], [103, 104, 105]]
-    assert first.tolist() == [[9, 10, 11], [3, 4, 5]]

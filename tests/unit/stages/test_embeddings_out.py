@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from omni_server.protocol.corruption import Corruption
-from omni_server.protocol.rows import InlineBlock, RowsFeed, SharedBlock
+from omni_server.protocol.rows import InlineBlock, RowsFeed
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.embeddings_out import RowEmitter
 from tests.unit.stages.row_stream import (
@@ -79,36 +79,6 @@ def test_a_given_reply_has_the_rows_of_one_that_was_sampled(edge: Edge, counts: 
     assert torch.equal(positions, given.positions[:, :-1])
 
 
-def test_portions_of_one_slot_end_one_by_one() -> None:
-    spec, queue = shared_queue(capacity=1)
-    try:
-        producer = Producer(spec, queue)
-        sequences = [Spoken(name, TEXT, 0) for name in "abc"]
-        for spoken in sequences:
-            producer.add(spoken)
-        payloads = producer.step([(spoken, 0, 5) for spoken in sequences])
-        blocks = [payload.block for payload in payloads.values()]
-        assert [block.portion for block in blocks if isinstance(block, SharedBlock)] == [0, 1, 2]
-        for payload in payloads.values():
-            assert queue.num_free() == 0
-            Received(queue).add(RowsFeed(payload))
-        assert queue.num_free() == 1
-    finally:
-        queue.close()
-
-
-def test_the_number_of_generated_rows_is_told(edge: Edge) -> None:
-    spoken = Spoken("a", TEXT, 3)
-    edge.producer.add(spoken)
-    store, told = edge.received(), []
-    for first, count in [(0, 4), (4, 1), (5, 1), (6, 2)]:
-        payload = edge.producer.step([(spoken, first, count)])["a"]
-        store.add(RowsFeed(payload))
-        told.append(payload.num_generated_rows)
-        assert payload.prompt_length == 5
-    assert told == [0, 0, 1, 3]
-
-
 def test_tokens_of_the_prefix_cache_are_refused(edge: Edge) -> None:
     spoken = Spoken("a", TEXT, 1)
     edge.producer.add(spoken)
@@ -155,18 +125,6 @@ def test_rows_that_do_not_fit_the_slot_are_refused() -> None:
         producer.add(spoken)
         with pytest.raises(RuntimeError, match="in a slot of 4096"):
             producer.step([(spoken, 0, 200)])
-    finally:
-        queue.close()
-
-
-def test_rows_without_a_slot_are_refused() -> None:
-    spec, queue = shared_queue()
-    try:
-        producer = Producer(spec, None)  # a scheduler that takes no slot
-        spoken = Spoken("a", TEXT, 0)
-        producer.add(spoken)
-        with pytest.raises(RuntimeError, match="took no slot"):
-            producer.step([(spoken, 0, 5)])
     finally:
         queue.close()
 

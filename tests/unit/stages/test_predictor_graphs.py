@@ -30,7 +30,7 @@ class Talker:
     num_predicted = NUM_PREDICTED
     code_sampling = CodeSampling(temperature=1.0, top_k=20, top_p=0.9)
 
-    def __init__(self) -> None:
+    def __init__(self, max_num_seqs: int = MAX_NUM_SEQS) -> None:
         torch.manual_seed(0)
         sizes = CodePredictorSizes(
             num_predicted=NUM_PREDICTED,
@@ -44,17 +44,17 @@ class Talker:
             rms_norm_eps=1e-6,
             rope_theta=10_000.0,
         )
-        self._predictor = CodePredictor(sizes, MAX_NUM_SEQS)
+        self.predictor = CodePredictor(sizes, max_num_seqs)
         self._embedding = nn.Embedding(NUM_TOKENS, WIDTH)
-        for weight in self._predictor.parameters():
+        for weight in self.predictor.parameters():
             torch.nn.init.normal_(weight, std=0.3 if weight.dim() > 1 else 1.0)
 
     def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
-        codes: torch.Tensor = self._predictor(hidden, self._embedding(sampled), choose)
+        codes: torch.Tensor = self.predictor(hidden, self._embedding(sampled), choose)
         return codes
 
     def embed_predicted(self, codes: torch.Tensor) -> torch.Tensor:
-        return self._predictor.embed(codes)
+        return self.predictor.embed(codes)
 
 
 class Recorder:

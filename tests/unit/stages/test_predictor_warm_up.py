@@ -9,52 +9,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from vllm import SamplingParams
 from vllm.config import CUDAGraphMode
 
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
 from stages.qwen_codec.decoder_kernels import KernelOperations
 from stages.runtime import ar_runner_base, frame_predictor
-from stages.runtime.code_sampling import Choose, CodeSampling
 from stages.runtime.code_sampling_kernel import CodeKernel
 from stages.runtime.kernel_launch import CachedLaunch
 from stages.runtime.stage_step import StepBatch
 from stages.runtime.stage_worker import ARWorker, platform_worker_class
-from tests.unit.stages.test_ar_runners import MIXINS, WIDTH, BaseRunner, vllm_config
+from tests.unit.stages.test_ar_runners import MIXINS, BaseRunner, vllm_config
+from tests.unit.stages.test_predictor_graphs import WIDTH, Talker
 
 MAX_NUM_SEQS = 40
 """Rows of up to 80: more than the largest tile."""
 
 
-class Talker:
-    code_sampling = CodeSampling(temperature=1.0, top_k=20, top_p=0.9)
+class KernelTalker(Talker):
+    """As on a GPU."""
 
     def __init__(self) -> None:
-        sizes = CodePredictorSizes(
-            num_predicted=4,
-            vocab_size=64,
-            hidden_size=WIDTH,
-            intermediate_size=48,
-            num_layers=1,
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=16,
-            rms_norm_eps=1e-6,
-            rope_theta=10_000.0,
-        )
-        self.num_predicted = sizes.num_predicted
-        self._predictor = CodePredictor(sizes, MAX_NUM_SEQS)
-        self._predictor.operations = KernelOperations(sizes.rms_norm_eps)
-        self._embedding = nn.Embedding(20, WIDTH)
-
-    def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
-        codes: torch.Tensor = self._predictor(hidden, self._embedding(sampled), choose)
-        return codes
-
-    def embed_predicted(self, codes: torch.Tensor) -> torch.Tensor:
-        return self._predictor.embed(codes)
+        super().__init__(MAX_NUM_SEQS)
+        self.predictor.operations = KernelOperations(1e-6)
 
 
 def variant(launch: CachedLaunch, args: tuple[Any, ...], options: dict[str, int]) -> tuple[object, ...]:
@@ -102,7 +79,7 @@ def test_every_kernel_that_a_step_needs_is_compiled_when_the_worker_has_warmed_u
     worker = object.__new__(ARWorker)
     worker.vllm_config = config
     bases = (mixin, BaseRunner)
-    worker.model_runner = type("Runner", bases, {"model_class": Talker})(config, torch.device("cpu"))
+    worker.model_runner = type("Runner", bases, {"model_class": KernelTalker})(config, torch.device("cpu"))
     worker.model_runner.load_model()
 
     with noted_variants(monkeypatch) as compiled:

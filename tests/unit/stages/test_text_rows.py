@@ -55,19 +55,6 @@ def test_an_id_without_a_row_is_refused(token_id: int) -> None:
         store().add("r", RowsFeed(text=(text(0, 3, token_id),)))
 
 
-def test_ids_are_refused_by_a_stage_without_a_table() -> None:
-    with pytest.raises(ValueError, match="has no rows of text"):
-        RowStore((), 0).add("r", RowsFeed(text=(text(0, 3),)))
-
-
-@pytest.mark.parametrize("first", [1, 3])
-def test_text_that_does_not_continue_the_rows_is_refused(first: int) -> None:
-    made = store()
-    made.add("r", RowsFeed(text=(text(0, 3, 4),)))
-    with pytest.raises(ValueError, match=f"from position {first}, but 2 rows are there"):
-        made.add("r", RowsFeed(text=(text(first, 5),)))
-
-
 @pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("float32", torch.float32)])
 def test_rows_of_another_dtype_take_that_of_the_table(name: RowDtype, dtype: torch.dtype) -> None:
     made = store(TABLE.half())

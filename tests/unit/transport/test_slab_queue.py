@@ -1,13 +1,11 @@
 """The shared-memory queue, on files of its own in shared memory."""
 
-import multiprocessing
 import os
 import platform
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -145,38 +143,6 @@ def test_slots_do_not_overlap_each_other_or_the_flags(make: MakeQueue) -> None:
     for block in blocks:
         queue.finish(block, 0)
     assert queue.num_free() == 3
-
-
-def test_another_process_reads_and_ends_portions(make: MakeQueue) -> None:
-    queue = make(capacity=1, num_consumers=2)
-    taken = queue.take()
-    assert taken is not None
-    slot, generation = taken
-    queue.slot_buffer(slot)[:3] = b"abc"
-    queue.publish(slot, generation, 1)
-    block = SharedBlock(slot, generation, 0)
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    consumer = context.Process(target=_consume, args=(queue.path, block, there))
-    consumer.start()
-    there.close()
-    try:
-        assert here.recv() == b"abc"
-    finally:
-        consumer.join()
-        here.close()
-    assert consumer.exitcode == 0
-    assert queue.num_free() == 0  # the second rank has not read it
-    queue.finish(block, 1)
-    assert queue.num_free() == 1
-
-
-def _consume(path: Path, block: SharedBlock, answer: Connection) -> None:
-    queue = SlabQueue(QueueSpec(1, str(path), 4096, 3, num_consumers=2))
-    queue.check(block)
-    answer.send(bytes(queue.slot_buffer(block.slot)[:3]))
-    queue.finish(block, 0)
-    queue.close()
 
 
 def test_closing_while_somebody_views_a_slot_removes_the_file_too(make: MakeQueue) -> None:

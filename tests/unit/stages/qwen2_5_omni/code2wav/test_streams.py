@@ -49,33 +49,6 @@ def test_the_kept_block_is_counted_from_the_first_that_is_computed() -> None:
     assert lost == Carry(0, is_read=False, kept_block=3), "two past blocks and two new ones"
 
 
-def test_streams_have_slots_of_their_own_until_their_last_window() -> None:
-    streams = table(3)
-    visits = step(streams, window("a", 0, 1), window("b", 0, 1), window("c", 0, 2))
-    slots = [visit.slot for visit in visits if visit is not None]
-    assert sorted(slots) == [0, 1, 2]
-    assert (len(streams.states), len(streams.free_slots)) == (3, 0)
-    [visit] = step(streams, window("b", 1, 2, last=True))
-    assert visit is not None
-    assert visit == Carry(slots[1], is_read=True, kept_block=None)
-    assert (len(streams.states), len(streams.free_slots)) == (2, 1)
-    [visit] = step(streams, window("d", 0, 1))
-    assert visit is not None
-    assert visit == Carry(slots[1], is_read=False, kept_block=0), "the next stream finds nothing in it"
-    step(streams, window("a", 1, 2, last=True), window("c", 2, 4, last=True), window("d", 1, 2, last=True))
-    assert (len(streams.states), len(streams.free_slots)) == (0, 3)
-
-
-def test_windows_by_themselves_take_no_slot() -> None:
-    streams = table(2)
-    assert step(streams, window(None, 0, 1), window(None, 2, 4), window("a", 0, 1, last=True)) == [
-        None,
-        None,
-        None,
-    ]
-    assert (len(streams.states), len(streams.free_slots)) == (0, 2)
-
-
 def test_the_stream_whose_last_window_is_the_longest_ago_makes_room() -> None:
     streams = table(2)
     step(streams, window("a", 0, 1))

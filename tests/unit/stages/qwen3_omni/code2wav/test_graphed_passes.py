@@ -55,14 +55,6 @@ def graphed(
     return Graphed(passes, StreamDecoder(passes, layout_of(reference.config)), recorder)
 
 
-def slot_contents(passes: GraphedPasses, slot: int) -> list[torch.Tensor]:
-    return [memory[slot].clone() for memory in passes.state.of_layer.values()]
-
-
-def is_equal(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
-
-
 def fill_spare_slot(passes: GraphedPasses, value: float) -> None:
     for memory in passes.state.of_layer.values():
         assert len(memory) == passes.num_slots + 1
@@ -107,29 +99,6 @@ def test_graphs_give_what_eager_passes_give(
             num_aborted += 1
     assert min(num_lost, num_mixed, num_aborted) >= 1
     assert max(stream.error() for stream in ended) <= EXACT
-
-
-@pytest.mark.parametrize("num_streams", [1, 3, 5])
-def test_padding_leaves_other_slots_alone(reference: Qwen3OmniMoeCode2Wav, num_streams: int) -> None:
-    """In steps of fewer streams than a graph has rows, whatever the slot of the padding holds."""
-    graphs = graphed(reference, num_slots=8, max_num_streams=8)
-    fill_spare_slot(graphs.passes, float("inf"))
-    streams = [Stream(reference, 20 + number, str(number)) for number in range(8)]
-    advance(graphs.decoder, *((stream, 4) for stream in streams))
-    before = [slot_contents(graphs.passes, slot) for slot in range(8)]
-    advance(graphs.decoder, *((stream, 2) for stream in streams[:num_streams]))
-    after = [slot_contents(graphs.passes, slot) for slot in range(8)]
-    changed = sum(not is_equal(old, new) for old, new in zip(before, after, strict=True))
-    assert changed == num_streams
-    while left := [stream for stream in streams if stream.num_left]:
-        advance(graphs.decoder, *((stream, 3) for stream in left))
-    assert max(stream.error() for stream in streams) <= EXACT
-
-
-def test_recording_changes_no_slot_of_a_stream(reference: Qwen3OmniMoeCode2Wav) -> None:
-    passes = graphed(reference, num_slots=3).passes
-    for slot in range(3):
-        assert all(not values.any() for values in slot_contents(passes, slot))
 
 
 def test_no_pass_runs_eagerly(reference: Qwen3OmniMoeCode2Wav, monkeypatch: pytest.MonkeyPatch) -> None:
