@@ -6,18 +6,15 @@ does: what Python decided while it was recorded stays decided, and nothing can b
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from vllm import SamplingParams
 
 from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
 from stages.runtime.code_sampling import Choose, CodeSampling, Draws
-from stages.runtime.frame_predictor import CodeHistory, predicted_codes
+from stages.runtime.frame_predictor import predicted_codes
 from stages.runtime.predictor_graphs import PredictorGraphs
-from stages.runtime.stage_step import StepBatch
 
 WIDTH, VOCABULARY, NUM_PREDICTED, MAX_NUM_SEQS = 32, 60, 4, 9
 NUM_TOKENS = 20
@@ -136,43 +133,3 @@ def test_a_batch_runs_the_smallest_graph_that_has_room_for_it(talker: Talker) ->
     for count in range(1, MAX_NUM_SEQS + 1):
         graphs(*batch_of(count, 0))
     assert recorder.num_replays == [1, 4, 2, 1, 1]  # of 9, 8, 4, 2 and 1
-
-
-def test_a_history_keeps_the_same_codes_with_graphs_and_padding_writes_none(
-    talker: Talker, graphs: PredictorGraphs
-) -> None:
-    """Requests that come and go, greedy and sampled, prefill in pieces, and are recomputed."""
-    histories = [
-        CodeHistory(talker, max_num_seqs=MAX_NUM_SEQS, max_model_len=64, device=torch.device("cpu"))
-        for _ in range(2)
-    ]
-    histories[1].predict_codes = graphs
-    for index in range(MAX_NUM_SEQS):
-        params = SamplingParams(temperature=index % 2, seed=index)
-        for history in histories:
-            history.add(str(index), 2, params)
-    random = np.random.default_rng(0)
-    lengths = np.full(MAX_NUM_SEQS, 2)
-    for _ in range(30):
-        members = random.permutation(MAX_NUM_SEQS)[: random.integers(1, MAX_NUM_SEQS + 1)]
-        first = np.array([random.choice([0, lengths[member] - 1]) for member in members])
-        is_kept = random.random(len(members)) < 0.7
-        num_tokens = np.where(is_kept, lengths[members] - first, 1)
-        batch = StepBatch(
-            [str(member) for member in members], first, num_tokens, np.cumsum(num_tokens) - num_tokens
-        )
-        embeds = [torch.zeros(batch.total_tokens, WIDTH) for _ in histories]
-        for history, added in zip(histories, embeds, strict=True):
-            history.add_embeddings(added, batch)
-        assert torch.equal(*embeds)
-        hidden = torch.from_numpy(random.normal(size=(len(members), WIDTH)).astype(np.float32))
-        sampled = torch.from_numpy(random.integers(0, NUM_TOKENS, len(members)))
-        made = []
-        for history in histories:
-            history.predict(hidden, sampled, batch, is_kept)
-            pending = history.take()
-            assert pending is not None
-            made.append([None if codes is None else codes.tolist() for codes in pending.finish()])
-        assert made[0] == made[1]
-        lengths[members[is_kept]] += 1
-    assert lengths.max() > 12

@@ -26,7 +26,6 @@ class Step:
     has_slots: bool = True
     cache_dtype: torch.dtype = torch.float32
     metadata: bool = True
-    has_kernels: bool = True
 
 
 def metadata_of(step: Step) -> Any:
@@ -62,9 +61,9 @@ def attend() -> Callable[[Step], tuple[list[dict[str, torch.Tensor]], torch.Tens
             q_size=HEADS * DIM,
             kv_size=KV_HEADS * DIM,
             attn=_Attention(),
-            rotary_emb=_Rope(is_ours=step.has_kernels),
-            _kernel=kernel if step.has_kernels else None,
-            _rotate=turn if step.has_kernels else None,
+            rotary_emb=_Rope(),
+            _kernel=kernel,
+            _rotate=turn,
         )
         layer.attend = lambda *args: RopeAttention.attend(layer, *args)
         layer.attn.kv_cache = torch.zeros(9, KV_HEADS, 16, 2 * DIM, dtype=step.cache_dtype)
@@ -86,15 +85,6 @@ def attend() -> Callable[[Step], tuple[list[dict[str, torch.Tensor]], torch.Tens
 
 class _Rope:
     cos_sin_cache = torch.zeros(8, DIM)
-
-    def __init__(self, *, is_ours: bool) -> None:
-        self.is_ours = is_ours
-
-    def __call__(
-        self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert not self.is_ours, "turned by vLLM's embedding, too"
-        return q + 0.5, k + 0.5
 
 
 class _Attention:

@@ -40,7 +40,6 @@ CHATS = {
     "text": [*turn(USER, 1, 2, 3), *BEGUN],
     "a system prompt": [*turn(SYSTEM, 9, 9), *turn(USER, 1, 2, 3), *BEGUN],
     "media": [*turn(SYSTEM, 9), *turn(USER, 5, AUDIO, AUDIO, 6, IMAGE, VIDEO, VIDEO, 7), *BEGUN],
-    "media without text": [*turn(USER, *[VIDEO] * 9), *BEGUN],
     "several turns": [
         *turn(SYSTEM, 9),
         *turn(USER, IMAGE, IMAGE, 1),
@@ -50,7 +49,6 @@ CHATS = {
         *turn(USER, 5, 6),
         *BEGUN,
     ],
-    "two turns of the user": [*turn(USER, 1, IMAGE), *turn(USER, IMAGE, 2), *BEGUN],
     "media of others": [
         *turn(SYSTEM, IMAGE),
         *turn(USER, 1),

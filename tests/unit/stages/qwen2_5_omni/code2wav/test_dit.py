@@ -74,19 +74,3 @@ def test_solver_settings_mean_what_they_mean_in_the_reference(
     assert relative_error(mel, reference) < 1e-4
     default = dit.sample(voice.conditioning, voice.reference_mel, codes[None])[0].T
     assert relative_error(default, reference) > 1e-3
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("max_num_blocks", [1, 9, 64])
-def test_windows_of_any_lengths_in_one_row_of_blocks_equal_each_alone(
-    random_codes: Codes, make_sampler: MakeSampler, max_num_blocks: int
-) -> None:
-    sampler = make_sampler(max_num_blocks=max_num_blocks)
-    jobs = [
-        MelJob(random_codes(num_codes, seed), noise_of(seed, num_codes), seed % 2)
-        for seed, num_codes in enumerate([29, 1, 12, 60, 13, 36])
-    ]
-    for job, together in zip(jobs, sampler.sample(jobs), strict=True):
-        (alone,) = sampler.sample([job])
-        assert together.shape == (2 * len(job.codes), 80)
-        assert relative_error(together, alone) < 1e-5
