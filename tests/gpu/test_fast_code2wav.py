@@ -13,7 +13,6 @@ import msgspec
 import pytest
 import torch
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
-    Qwen2_5OmniDiTConfig,
     Qwen2_5OmniToken2WavConfig,
 )
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
@@ -21,13 +20,10 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 import tests.checkpoints
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
 from stages.codec_chunking import CodecChunker
-from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
-from stages.qwen2_5_omni.code2wav.packing import BlockLayout, Carry, MelJob, pack_windows
-from stages.qwen2_5_omni.code2wav.pipeline import TORCH_DTYPES, Code2WavPipeline, WindowJob
-from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV, StreamKV, slot_shape
+from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
 from stages.qwen2_5_omni.code2wav.voices import Voice
-from stages.qwen2_5_omni.options import Code2WavChunks, SolverConfig
+from stages.qwen2_5_omni.options import Code2WavChunks
 from stages.qwen2_5_omni.talker_to_code2wav import codec_window
 from tests.reference.token2wav import MEL_LEVEL, code2wav_stage, random_token2wav
 
@@ -107,90 +103,6 @@ def test_the_fast_path_is_within_its_bound_of_plain_float32(
     alone = [snr_db(fast.run([job])[0], reference) for job, reference in zip(jobs, references, strict=True)]
     print(f"\n{dtype}: lowest SNR {min(together):.1f} dB together, {min(alone):.1f} dB alone")  # noqa: T201
     assert min(together + alone) > FAST_BOUND_DB[dtype]
-
-
-HEADS, HEAD_DIM, BLOCK_SIZE = 16, 64, 24
-KERNEL_BOUND: dict[ComputeDtype, float] = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
-"""Largest error of attention over values of standard deviation 1, against float32."""
-
-
-def mixed_layout() -> BlockLayout:
-    """Windows that read, keep, do both or neither; two of them end in part of a block; padding at the end."""
-    carries = [None, Carry(2, True, None), Carry(0, False, 1), Carry(3, True, 2), Carry(4, True, 0)]
-    lengths = [30, 12, 25, 40, 12]
-    return pack_windows(
-        [
-            MelJob(torch.zeros(length, dtype=torch.int64), torch.zeros(2 * length, 80), 0, carry)
-            for length, carry in zip(lengths, carries, strict=True)
-        ],
-        codes_per_block=12,
-        num_blocks=14,
-        device=torch.device("cuda"),
-    ).layout
-
-
-def random_state(dtype: torch.dtype) -> StreamKV:
-    dit = Qwen2_5OmniDiTConfig(num_attention_heads=HEADS, head_dim=HEAD_DIM, block_size=BLOCK_SIZE)
-    per_slot = slot_shape(dit, SolverConfig(num_steps=4))
-    state = StreamKV(5, per_slot, dtype, torch.device("cuda"))
-    torch.manual_seed(5)
-    for evaluation in range(4):
-        for layer in range(2):
-            state.at(evaluation, layer, torch.tensor(0)).values.normal_()
-    return state
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("back", "ahead"), [(True, False), (True, True), (False, True), (False, False)])
-def test_attention_reads_slots_as_the_yardstick_does(dtype: ComputeDtype, back: bool, ahead: bool) -> None:
-    from stages.qwen2_5_omni.code2wav.dit_kernels import TritonDiTOps
-
-    layout, state = mixed_layout(), random_state(TORCH_DTYPES[dtype])
-    kept = state.at(3, 1, torch.tensor(2, dtype=torch.int32, device="cuda"))
-    in_float32 = LayerKV(kept.values.float(), kept.interval)
-    torch.manual_seed(6)
-    qkv = torch.randn(2 * layout.num_blocks * BLOCK_SIZE, 3 * HEADS * HEAD_DIM, device="cuda").to(
-        TORCH_DTYPES[dtype]
-    )
-    angles = torch.randn(8 * BLOCK_SIZE, HEAD_DIM // 2, device="cuda")
-    rotary = torch.stack([angles.cos(), angles.sin()]).contiguous()
-    result = TritonDiTOps().attention(
-        qkv, layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=kept
-    )
-    expected = TorchDiTOps().attention(
-        qkv.float(), layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=in_float32
-    )
-    is_valid = torch.arange(BLOCK_SIZE, device="cuda") < layout.num_frames[:, None]
-    rows = is_valid.flatten().repeat(2)
-    assert float((result.float() - expected)[rows].abs().max()) < KERNEL_BOUND[dtype]
-    without = TritonDiTOps().attention(
-        qkv, layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=None
-    )
-    change = (without.float() - expected).abs().amax(1)
-    reads = (layout.read_slot >= 0).repeat_interleave(BLOCK_SIZE).repeat(2)
-    assert float(change[rows & ~reads].max()) < KERNEL_BOUND[dtype]
-    assert (float(change[rows & reads].max()) > 0.1) is back, "the kept block counts where it is to be seen"
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_keeping_writes_the_kept_blocks_and_nothing_else(dtype: ComputeDtype) -> None:
-    from stages.qwen2_5_omni.code2wav.dit_kernels import TritonDiTOps
-
-    layout = mixed_layout()
-    fused, plain, before = (random_state(TORCH_DTYPES[dtype]) for _ in range(3))
-    interval = torch.tensor(1, dtype=torch.int32, device="cuda")
-    qkv = torch.randn(2 * layout.num_blocks * BLOCK_SIZE, 3 * HEADS * HEAD_DIM, device="cuda").to(
-        TORCH_DTYPES[dtype]
-    )
-    TritonDiTOps().keep(qkv, layout, fused.at(2, 1, interval))
-    TorchDiTOps().keep(qkv, layout, plain.at(2, 1, interval))
-    changed = 0
-    for evaluation in range(4):
-        for layer in range(2):
-            values = [state.at(evaluation, layer, interval).values for state in (fused, plain, before)]
-            assert torch.equal(values[0], values[1])
-            changed += int((values[0] != values[2]).any(-1).sum())
-    assert changed == 3 * 2 * BLOCK_SIZE, "frames of three kept blocks in two branches"
 
 
 def in_turns(pipeline: Code2WavPipeline, streams: Sequence[Sequence[WindowJob]]) -> list[list[torch.Tensor]]:
