@@ -1,11 +1,10 @@
 """The code predictor of Qwen3-Omni as CUDA graphs, in its real size with random weights: codes are those
-computed step by step, and those of torch's operations, and a frame takes less time.
+computed step by step, and those of torch's operations.
 
-Run by hand: `pytest -m gpu tests/gpu/test_code_predictor_graphs.py -s` prints how much.
+Run by hand: `pytest -m gpu tests/gpu/test_code_predictor_graphs.py -s` prints how many differ.
 """
 
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,12 +28,11 @@ from stages.runtime.code_sampling import Choose, CodeChooser, Draws
 from stages.runtime.code_sampling_kernel import CodeKernel
 from stages.runtime.frame_predictor import batch_sizes, predicted_codes
 from stages.runtime.predictor_graphs import PredictorGraphs, cuda_graph_recorder
-from tests.gpu.graph_time import microseconds
 
 pytestmark = pytest.mark.gpu
 
 MAX_NUM_SEQS, NUM_TOKENS = 64, 3072
-COUNTS = [*range(1, 10), 15, 31, 33, 63, 64]
+COUNTS = [1, 2, 3, 5, 9, 31, 33, 64]
 DTYPES = [torch.bfloat16, torch.float32]
 DEVICE = torch.device("cuda")
 
@@ -93,17 +91,7 @@ def talker(request: pytest.FixtureRequest) -> Talker:
 
 @pytest.fixture(scope="module")
 def graphs(talker: Talker) -> PredictorGraphs:
-    torch.cuda.synchronize()
-    reserved, (free, _), start = torch.cuda.memory_reserved(), torch.cuda.mem_get_info(), time.perf_counter()
-    made = recorded(talker)
-    seconds = time.perf_counter() - start
-    inside = torch.cuda.memory_reserved() - reserved
-    outside = free - torch.cuda.mem_get_info()[0] - inside
-    tell(
-        f"recorded {len(batch_sizes(MAX_NUM_SEQS))} graphs in {seconds:.1f} s: {inside / 2**20:.0f} MiB of "
-        f"torch's memory, {outside / 2**20:.0f} MiB outside it"
-    )
-    return made
+    return recorded(talker)
 
 
 @torch.inference_mode()
@@ -213,13 +201,7 @@ def test_the_kernel_chooses_as_torchs_operations_do(count: int) -> None:
         mine, other = (made(CODE_SAMPLING, draws)(logits, seed % 15) for made in (CodeKernel, CodeChooser))
         num_rows += count
         num_different += int((mine != other).sum())
-    logits = logits.bfloat16()
-    kernel = microseconds(lambda: CodeKernel(CODE_SAMPLING, draws)(logits, 3))
-    operations = microseconds(lambda: CodeChooser(CODE_SAMPLING, draws)(logits, 3))
-    tell(
-        f"{count} rows: {num_different} of {num_rows} choices differ; {kernel:.1f} us in one kernel, "
-        f"{operations:.1f} us in torch's operations"
-    )
+    tell(f"{count} rows: {num_different} of {num_rows} choices differ")
     assert num_different <= max(1, num_rows // 1000)
 
 

@@ -1,20 +1,15 @@
-"""Compiled, the kernel for a decoding step's attention is exact. `pytest -m gpu -s` prints the time that it
-takes."""
-
-import sys
+"""Compiled, the kernel for a decoding step's attention is exact."""
 
 import pytest
 import torch
 
 from stages.runtime.attention_kernels import RopeInPlace
-from tests.gpu.graph_time import microseconds
 from tests.unit.stages.attention_step import Sizes, Step
 
 pytestmark = pytest.mark.gpu
 
 MODELS = {"thinker": Sizes(28, 4, 128, (16, 24, 24)), "talker": Sizes(12, 4, 128, (16, 24, 24))}
 """Qwen2.5-Omni-7B's"""
-LAYERS = {"thinker": 28, "talker": 24}
 
 MAX_ERROR = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Of values around 1; the last digit of bfloat16 is 8e-3."""
@@ -23,15 +18,7 @@ MAX_ERROR = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 @pytest.mark.parametrize("dtype", list(MAX_ERROR))
 @pytest.mark.parametrize(
     "lengths",
-    [
-        [1],
-        [350],
-        [129, 128, 17, 2],
-        [5000, 40],
-        [0, 20, 0],
-        [5 + 31 * k for k in range(16)],
-        [3 + 9 * k for k in range(64)],
-    ],
+    [[1], [129, 128, 17, 2], [5000, 0, 40], [3 + 9 * k for k in range(64)]],
     ids=lambda lengths: f"{len(lengths)} requests up to {max(lengths)}",
 )
 @pytest.mark.parametrize("model", list(MODELS))
@@ -51,7 +38,7 @@ def test_out_and_cache_are_exact_and_repeat(model: str, lengths: list[int], dtyp
 
 
 @pytest.mark.parametrize("dtype", list(MAX_ERROR))
-@pytest.mark.parametrize("num_tokens", [1, 90, 5000])
+@pytest.mark.parametrize("num_tokens", [1, 5000])
 @pytest.mark.parametrize("model", list(MODELS))
 def test_the_rotary_embedding_of_a_prompt_is_exact(model: str, num_tokens: int, dtype: torch.dtype) -> None:
     """Twice: the second launch is of the kernel that the first has compiled."""
@@ -62,25 +49,3 @@ def test_the_rotary_embedding_of_a_prompt_is_exact(model: str, num_tokens: int, 
         expected = step.turned_qkv()
         turn(step.qkv, step.positions, step.cos_sin)
         assert (step.qkv.double() - expected).abs().max().item() <= MAX_ERROR[dtype]
-
-
-@pytest.mark.parametrize("num_requests", [1, 4, 16, 64])
-@pytest.mark.parametrize("model", list(MODELS))
-def test_a_cuda_graph_of_layers_gives_the_same_and_its_time_is_printed(model: str, num_requests: int) -> None:
-    sizes, layers = MODELS[model], LAYERS[model]
-    attention = sizes.kernel("cuda")
-    for length in (100, 350, 1500):
-        step = Step(sizes, [length] * num_requests, device="cuda", dtype=torch.bfloat16)
-        step.run(attention)
-        eager = step.out.clone()
-        step.out.zero_()
-        caches = [step.cache.clone() for _ in range(layers)]
-
-        def work(step: Step = step, caches: list[torch.Tensor] = caches) -> None:
-            for cache in caches:
-                step.cache = cache
-                step.run(attention)
-
-        took = microseconds(work) / layers
-        sys.stdout.write(f"\n{model}, {num_requests} requests of {length} tokens: {took:.1f} us a layer")
-        assert torch.equal(step.out, eager)

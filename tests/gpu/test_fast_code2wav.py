@@ -13,7 +13,6 @@ import msgspec
 import pytest
 import torch
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
-    Qwen2_5OmniDiTConfig,
     Qwen2_5OmniToken2WavConfig,
 )
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
@@ -21,13 +20,10 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 import tests.checkpoints
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
 from stages.codec_chunking import CodecChunker
-from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
-from stages.qwen2_5_omni.code2wav.packing import BlockLayout, Carry, MelJob, pack_windows
-from stages.qwen2_5_omni.code2wav.pipeline import TORCH_DTYPES, Code2WavPipeline, WindowJob
-from stages.qwen2_5_omni.code2wav.stream_kv import LayerKV, StreamKV, slot_shape
+from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
 from stages.qwen2_5_omni.code2wav.voices import Voice
-from stages.qwen2_5_omni.options import Code2WavChunks, SolverConfig
+from stages.qwen2_5_omni.options import Code2WavChunks
 from stages.qwen2_5_omni.talker_to_code2wav import codec_window
 from tests.reference.token2wav import MEL_LEVEL, code2wav_stage, random_token2wav
 
@@ -87,10 +83,6 @@ def windows(num_codes: int, plan: Code2WavChunks, voice: int, stream: str | None
     return jobs
 
 
-def joined(waveforms: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([waveform.cpu() for waveform in waveforms])
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_fast_path_is_within_its_bound_of_plain_float32(
     token2wav: Qwen2_5OmniToken2WavModel, voices: list[Voice], dtype: ComputeDtype
@@ -111,110 +103,6 @@ def test_the_fast_path_is_within_its_bound_of_plain_float32(
     alone = [snr_db(fast.run([job])[0], reference) for job, reference in zip(jobs, references, strict=True)]
     print(f"\n{dtype}: lowest SNR {min(together):.1f} dB together, {min(alone):.1f} dB alone")  # noqa: T201
     assert min(together + alone) > FAST_BOUND_DB[dtype]
-
-
-def test_chunks_of_the_fast_path_against_the_whole_utterance_in_plain_float32(
-    token2wav: Qwen2_5OmniToken2WavModel, voices: list[Voice]
-) -> None:
-    models = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
-    plain = Code2WavPipeline(*models, voices, RUNTIME)
-    fast = Code2WavPipeline(
-        *models, voices, msgspec.structs.replace(RUNTIME, compute_dtype="float16", is_fast=True)
-    )
-    whole = joined(plain.run(windows(250, Code2WavChunks(mode="whole"), 0)))
-    chunked_plain = joined(plain.run(windows(250, Code2WavChunks(), 0)))
-    chunked_fast = joined(fast.run(windows(250, Code2WavChunks(), 0)))
-    print(  # noqa: T201
-        f"\nagainst one plain pass over 250 codes: plain windows {snr_db(chunked_plain, whole):.1f} dB, "
-        f"fast windows {snr_db(chunked_fast, whole):.1f} dB; fast against plain windows "
-        f"{snr_db(chunked_fast, chunked_plain):.1f} dB"
-    )
-    assert snr_db(chunked_fast, chunked_plain) > FAST_BOUND_DB["float16"]
-    assert snr_db(chunked_fast, whole) > 25.0
-
-
-HEADS, HEAD_DIM, BLOCK_SIZE = 16, 64, 24
-KERNEL_BOUND: dict[ComputeDtype, float] = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
-"""Largest error of attention over values of standard deviation 1, against float32."""
-
-
-def mixed_layout() -> BlockLayout:
-    """Windows that read, keep, do both or neither; two of them end in part of a block; padding at the end."""
-    carries = [None, Carry(2, True, None), Carry(0, False, 1), Carry(3, True, 2), Carry(4, True, 0)]
-    lengths = [30, 12, 25, 40, 12]
-    return pack_windows(
-        [
-            MelJob(torch.zeros(length, dtype=torch.int64), torch.zeros(2 * length, 80), 0, carry)
-            for length, carry in zip(lengths, carries, strict=True)
-        ],
-        codes_per_block=12,
-        num_blocks=14,
-        device=torch.device("cuda"),
-    ).layout
-
-
-def random_state(dtype: torch.dtype) -> StreamKV:
-    dit = Qwen2_5OmniDiTConfig(num_attention_heads=HEADS, head_dim=HEAD_DIM, block_size=BLOCK_SIZE)
-    per_slot = slot_shape(dit, SolverConfig(num_steps=4))
-    state = StreamKV(5, per_slot, dtype, torch.device("cuda"))
-    torch.manual_seed(5)
-    for evaluation in range(4):
-        for layer in range(2):
-            state.at(evaluation, layer, torch.tensor(0)).values.normal_()
-    return state
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("back", "ahead"), [(True, False), (True, True), (False, True), (False, False)])
-def test_attention_reads_slots_as_the_yardstick_does(dtype: ComputeDtype, back: bool, ahead: bool) -> None:
-    from stages.qwen2_5_omni.code2wav.dit_kernels import TritonDiTOps
-
-    layout, state = mixed_layout(), random_state(TORCH_DTYPES[dtype])
-    kept = state.at(3, 1, torch.tensor(2, dtype=torch.int32, device="cuda"))
-    in_float32 = LayerKV(kept.values.float(), kept.interval)
-    torch.manual_seed(6)
-    qkv = torch.randn(2 * layout.num_blocks * BLOCK_SIZE, 3 * HEADS * HEAD_DIM, device="cuda").to(
-        TORCH_DTYPES[dtype]
-    )
-    angles = torch.randn(8 * BLOCK_SIZE, HEAD_DIM // 2, device="cuda")
-    rotary = torch.stack([angles.cos(), angles.sin()]).contiguous()
-    result = TritonDiTOps().attention(
-        qkv, layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=kept
-    )
-    expected = TorchDiTOps().attention(
-        qkv.float(), layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=in_float32
-    )
-    is_valid = torch.arange(BLOCK_SIZE, device="cuda") < layout.num_frames[:, None]
-    rows = is_valid.flatten().repeat(2)
-    assert float((result.float() - expected)[rows].abs().max()) < KERNEL_BOUND[dtype]
-    without = TritonDiTOps().attention(
-        qkv, layout, rotary, head_dim=HEAD_DIM, back=back, ahead=ahead, kept=None
-    )
-    change = (without.float() - expected).abs().amax(1)
-    reads = (layout.read_slot >= 0).repeat_interleave(BLOCK_SIZE).repeat(2)
-    assert float(change[rows & ~reads].max()) < KERNEL_BOUND[dtype]
-    assert (float(change[rows & reads].max()) > 0.1) is back, "the kept block counts where it is to be seen"
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_keeping_writes_the_kept_blocks_and_nothing_else(dtype: ComputeDtype) -> None:
-    from stages.qwen2_5_omni.code2wav.dit_kernels import TritonDiTOps
-
-    layout = mixed_layout()
-    fused, plain, before = (random_state(TORCH_DTYPES[dtype]) for _ in range(3))
-    interval = torch.tensor(1, dtype=torch.int32, device="cuda")
-    qkv = torch.randn(2 * layout.num_blocks * BLOCK_SIZE, 3 * HEADS * HEAD_DIM, device="cuda").to(
-        TORCH_DTYPES[dtype]
-    )
-    TritonDiTOps().keep(qkv, layout, fused.at(2, 1, interval))
-    TorchDiTOps().keep(qkv, layout, plain.at(2, 1, interval))
-    changed = 0
-    for evaluation in range(4):
-        for layer in range(2):
-            values = [state.at(evaluation, layer, interval).values for state in (fused, plain, before)]
-            assert torch.equal(values[0], values[1])
-            changed += int((values[0] != values[2]).any(-1).sum())
-    assert changed == 3 * 2 * BLOCK_SIZE, "frames of three kept blocks in two branches"
 
 
 def in_turns(pipeline: Code2WavPipeline, streams: Sequence[Sequence[WindowJob]]) -> list[list[torch.Tensor]]:
@@ -275,29 +163,3 @@ def test_a_graph_recorded_between_two_windows_of_a_stream_leaves_its_state_alone
         assert snr_db(result, expected) > 120
         fresh.run(other[:1])
         other.append(other.pop(0))
-
-
-def test_streams_of_the_fast_path_against_the_whole_utterance_in_plain_float32(
-    token2wav: Qwen2_5OmniToken2WavModel, voices: list[Voice]
-) -> None:
-    models = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
-    runtime = msgspec.structs.replace(RUNTIME, num_streams=1)
-    plain = Code2WavPipeline(*models, voices, runtime)
-    fast = Code2WavPipeline(
-        *models, voices, msgspec.structs.replace(runtime, compute_dtype="float16", is_fast=True)
-    )
-    whole = joined(plain.run(windows(250, Code2WavChunks(mode="whole"), 0)))
-    for future_blocks in (1, 2):
-        plan = Code2WavChunks(future_blocks=future_blocks)
-        by_themselves = joined(plain.run(windows(250, plan, 0)))
-        plain_stream = joined([plain.run([job])[0] for job in windows(250, plan, 0, "a")])
-        fast_stream = joined([fast.run([job])[0] for job in windows(250, plan, 0, "a")])
-        print(  # noqa: T201
-            f"\n{future_blocks} future blocks, against one plain pass over 250 codes: plain windows by "
-            f"themselves {snr_db(by_themselves, whole):.1f} dB, "
-            f"carried {snr_db(plain_stream, whole):.1f} dB, "
-            f"fast carried {snr_db(fast_stream, whole):.1f} dB; "
-            f"fast against plain {snr_db(fast_stream, plain_stream):.1f} dB"
-        )
-        assert snr_db(fast_stream, plain_stream) > FAST_BOUND_DB["float16"]
-        assert snr_db(plain_stream, whole) > snr_db(by_themselves, whole) - 0.5

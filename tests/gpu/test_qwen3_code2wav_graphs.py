@@ -4,10 +4,7 @@ Weights are random, so the bounds say how exact the arithmetic is, not how train
 """
 
 import random
-import statistics
-import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -18,9 +15,7 @@ from stages.qwen3_omni.code2wav.graphed_passes import CudaGraphRecorder, Graphed
 from stages.qwen3_omni.code2wav.model import layout_of
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
 from stages.qwen3_omni.code2wav.passes import EagerPasses, Passes
-from stages.qwen3_omni.code2wav.state import Step
 from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder
-from tests.gpu.graph_time import microseconds
 from tests.reference.qwen3_code2wav import random_code2wav
 from tests.unit.stages.qwen3_omni.code2wav.speech import Stream, advance, network_like
 
@@ -99,49 +94,3 @@ def test_graphs_are_as_exact_as_eager_passes(reference: Qwen3OmniMoeCode2Wav, dt
     )
     assert levels[0] > BOUND_DB[dtype]
     assert levels[0] > levels[1] - ALIKE_DB
-
-
-def wall_microseconds(work: Callable[[], object]) -> float:
-    """Median of 20 runs, the host's part included."""
-    times = []
-    for _ in range(20):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        times.append(1e6 * (time.perf_counter() - begin))
-    return statistics.median(times)
-
-
-def test_times_of_passes(reference: Qwen3OmniMoeCode2Wav) -> None:
-    """Also memory, and the time to record."""
-    largest = 64
-    network = network_like(reference).bfloat16()
-    torch.cuda.empty_cache()
-    before, begin = torch.cuda.memory_reserved(), time.perf_counter()
-    graphs = graphed(network, num_slots=2 * largest, max_num_streams=largest, max_frames=8 * largest)
-    torch.cuda.synchronize()
-    seconds = time.perf_counter() - begin
-    torch.cuda.empty_cache()
-    state = sum(memory.nbytes for memory in graphs.state.of_layer.values())
-    taken = torch.cuda.memory_reserved() - before
-    print(  # noqa: T201
-        f"\nrecorded in {seconds:.1f} s; {taken / 1e9:.2f} GB, of which the state is {state / 1e9:.2f} GB"
-        "\nstreams frames   GPU alone   graph, with the host   eager, with the host   [us]"
-    )
-    eager = EagerPasses(network, num_slots=2 * largest, max_frames=8 * largest)
-    slowest_of_short = 0.0
-    with torch.inference_mode():
-        for num_streams in (1, 2, 4, 8, 16, 32, 64):
-            for length in (1, 2, 4, 8):
-                codes = torch.randint(2048, (num_streams, length, network.num_codebooks))
-                places = torch.tensor([(slot, 100, 100) for slot in range(num_streams)])
-                on_gpu, step = codes.cuda(), Step(eager.state, *places.T.cuda())
-                alone = microseconds(partial(network, on_gpu, step))
-                times = [wall_microseconds(partial(passes.run, codes, places)) for passes in (graphs, eager)]
-                print(  # noqa: T201
-                    f"{num_streams:7} {length:6} {alone:11.0f} {times[0]:22.0f} {times[1]:22.0f}"
-                )
-                if num_streams == 1:
-                    slowest_of_short = max(slowest_of_short, times[0] / times[1])
-    assert slowest_of_short < 1, "with one stream, a graph is faster than launching the same kernels"

@@ -46,19 +46,6 @@ def test_a_staging_buffer_is_not_overwritten_while_it_is_read() -> None:
         assert torch.equal(result.cpu(), torch.from_numpy(rows[64 * step : 64 * (step + 1)]))
 
 
-def test_uploads_do_not_wait_for_the_device() -> None:
-    upload = RowUpload()
-    rows = list(np.zeros((64, 7168), np.uint8))
-    for last in (60, 61):  # each other rows: the same are not uploaded again
-        upload.upload(rows[:last], CUDA)
-    torch.cuda.synchronize()
-    keep_busy()
-    busy = torch.cuda.Event()
-    busy.record()
-    upload.upload(rows, CUDA)
-    assert not busy.query()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_overlay_does_on_the_device_what_it_does_on_the_host(dtype: torch.dtype) -> None:
     """Prefill in chunks, decoding, tail rows and requests that are not fed, the device lagging behind all the

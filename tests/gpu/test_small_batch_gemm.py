@@ -1,13 +1,9 @@
-"""Compiled, the products of few rows are as exact as cuBLAS's, and faster where `plan` takes them.
-`pytest -m gpu -s tests/gpu/test_small_batch_gemm.py` prints how much."""
-
-import sys
+"""Compiled, the products of few rows are as exact as cuBLAS's."""
 
 import pytest
 import torch
 
 from stages.runtime.small_batch_gemm_kernel import MAX_ROWS, Scratch, plan
-from tests.gpu.graph_time import microseconds
 
 pytestmark = pytest.mark.gpu
 
@@ -48,32 +44,3 @@ def test_products_are_as_exact_as_cublas_and_repeat(name: str, dtype: torch.dtyp
         assert ours_error <= 1.5 * cublas_error + 1e-5 * exact.abs().max().item(), (num_rows, chosen)
         for _ in range(20):
             assert torch.equal(scratch.product(chosen, x, weight, bias), ours), (num_rows, chosen)
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_times_are_printed(name: str) -> None:
-    """In a CUDA graph over as many weights as do not fit the cache."""
-    num_outputs, num_inputs = SHAPES[name]
-    copies = max(2, (1 << 28) // (2 * num_outputs * num_inputs))
-    weights = [
-        torch.randn(num_outputs, num_inputs, device="cuda", dtype=torch.bfloat16) for _ in range(copies)
-    ]
-    scratch = Scratch(num_outputs, weights[0].device)
-    for num_rows in ROWS:
-        chosen = plan(num_rows, num_outputs, num_inputs)
-        x = torch.randn(num_rows, num_inputs, device="cuda", dtype=torch.bfloat16)
-        cublas = (
-            microseconds(lambda x=x: [torch.nn.functional.linear(x, weight) for weight in weights]) / copies
-        )
-        if chosen is None:
-            tell(f"{name:18} {num_rows:2} rows: cuBLAS {cublas:.1f} us")
-            continue
-        ours = microseconds(
-            lambda x=x, chosen=chosen: [scratch.product(chosen, x, weight, None) for weight in weights]
-        )
-        tell(f"{name:18} {num_rows:2} rows: cuBLAS {cublas:.1f} us, ours {ours / copies:.1f} us ({chosen})")
-        assert ours > 0
-
-
-def tell(*lines: str) -> None:
-    sys.stdout.write("\n".join(["", *lines]))

@@ -54,9 +54,3 @@ def test_sigterm_counts_only_when_the_server_has_said_that_it_ends(
     os.kill(process.pid, signal.SIGTERM)
     process.join(TIMEOUT_S)
     assert process.exitcode == -signal.SIGTERM
-
-
-def test_it_has_a_process_group_of_its_own(engine: tuple[BaseProcess, Event]) -> None:
-    process, _ = engine
-    assert process.pid is not None
-    assert os.getpgid(process.pid) == process.pid

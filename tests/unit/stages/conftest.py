@@ -1,9 +1,10 @@
-"""The two schedulers of an edge, and the queue between them."""
+"""The two schedulers of an edge, and the queue between them; vLLM's group of one process."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from vllm.distributed import cleanup_dist_env_and_memory, init_distributed_environment
 
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
@@ -29,3 +30,11 @@ def talker(tmp_path: Path, shared: tuple[QueueSpec, SlabQueue]) -> StageSchedule
 @pytest.fixture
 def thinker(tmp_path: Path, shared: tuple[QueueSpec, SlabQueue]) -> StageScheduler:
     return make_scheduler(tmp_path, output_queue=shared[0])
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """The only rank of its group."""
+    init_distributed_environment(1, 0, f"file://{tmp_path}/store", 0, backend="gloo")
+    yield
+    cleanup_dist_env_and_memory()

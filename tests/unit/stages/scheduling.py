@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from vllm import SamplingParams
@@ -190,27 +191,9 @@ class Worker:
         self.steps.append(attached_step(output))
         return output
 
-    def answer(
-        self,
-        output: SchedulerOutput,
-        *,
-        token: int = 7,
-        senders: frozenset[str] = frozenset(),
-        num_nans: dict[str, int] | None = None,
-        findings: Mapping[str, Corruption] | None = None,
-        num_predicted: int = 0,
-    ) -> dict[str, EngineCoreOutput]:
-        """One token for each request whose prompt is done, and one portion of rows for each of `senders`;
-        vLLM's count of logits that are not numbers, and what our runner found corrupt. Predicted codes equal
-        their token."""
-        groups = self.messages(
-            output,
-            token=token,
-            senders=senders,
-            num_nans=num_nans,
-            findings=findings,
-            num_predicted=num_predicted,
-        )
+    def answer(self, output: SchedulerOutput, **answer: Any) -> dict[str, EngineCoreOutput]:
+        """The outputs of `messages`, by request."""
+        groups = self.messages(output, **answer)
         return {one.request_id: one for group in groups.values() for one in group.outputs}
 
     def messages(
@@ -223,7 +206,9 @@ class Worker:
         findings: Mapping[str, Corruption] | None = None,
         num_predicted: int = 0,
     ) -> Mapping[int, EngineCoreOutputs]:
-        """`answer`, as the engine's core sends it: by client."""
+        """As the engine's core sends them, by client: one token for each request whose prompt is done, and
+        one portion of rows for each of `senders`; vLLM's count of logits that are not numbers, and what our
+        runner found corrupt. Predicted codes equal their token."""
         request_ids = list(output.num_scheduled_tokens)
         sampled, rows = [], []
         slot, portion = attached_step(output).slot, 0

@@ -72,12 +72,6 @@ def test_those_that_come_shortly_after_the_first_are_computed_with_it(stage: Sta
     assert not stage.scheduler.has_unfinished_requests()
 
 
-def test_a_single_one_waits_for_the_pause_only(stage: Stage) -> None:
-    stage.arrive("a")
-    stage.now += PAUSE_S
-    assert stage.step() == ["a"]
-
-
 def test_prompts_wait_for_each_other_also_behind_one_that_stayed_alone(stage: Stage) -> None:
     for name in "abc":
         stage.arrive(name)

@@ -15,14 +15,6 @@ def chosen(logits: torch.Tensor, sampling: CodeSampling, seeds: list[int], posit
     return CodeChooser(sampling, draws)(logits, 3)
 
 
-def test_a_seed_gives_the_same_codes_in_any_batch() -> None:
-    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
-    seeds = [0, 1, -1, 2**62, 5, 5]
-    together = chosen(logits, ALL, seeds)
-    alone = [chosen(logits[row : row + 1], ALL, [seed]) for row, seed in enumerate(seeds)]
-    assert together.tolist() == torch.cat(alone).tolist()
-
-
 def test_a_greedy_request_is_greedy_beside_one_that_samples() -> None:
     logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)).expand(2, -1)
     is_greedy = torch.tensor([1, 0])

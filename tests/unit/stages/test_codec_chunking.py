@@ -63,12 +63,6 @@ def test_a_window_comes_as_soon_as_its_future_blocks_are_there() -> None:
     assert (tail.first_frame, tail.emit_start, tail.emit_end, tail.is_last) == (60, 84, 96, True)
 
 
-def test_the_ramp_is_climbed_once_and_its_last_step_repeats() -> None:
-    windows = windows_of(ChunkPlan(new_blocks=(1, 1, 2, 4)), list(range(20 * BLOCK + 5)), [])
-    assert [(w.emit_end - w.emit_start) / BLOCK for w in windows[:-1]] == [1, 1, 2, 4, 4, 4]
-    assert [w.emit_end for w in windows[-2:]] == [16 * BLOCK, 20 * BLOCK + 5]
-
-
 def test_another_ramp_holds_from_the_first_window_and_not_after_it() -> None:
     chunker = CodecChunker(ChunkPlan(new_blocks=(1, 2)), BLOCK)
     chunker.use_ramp((3, 1))
@@ -97,11 +91,6 @@ def test_whole_mode_waits_for_the_end_and_gives_one_window() -> None:
     chunker = CodecChunker(ChunkPlan(mode="whole"), BLOCK)
     assert chunker.push(range(500)) == []
     assert chunker.finish() == [Window(tuple(range(500)), 0, 0, 500, True)]
-
-
-@pytest.mark.parametrize("plan", PLANS, ids=repr)
-def test_no_codes_give_no_window(plan: ChunkPlan) -> None:
-    assert CodecChunker[int](plan, BLOCK).finish() == []
 
 
 def test_codes_after_the_end_are_refused() -> None:

@@ -150,16 +150,3 @@ def test_nobody_finds_the_prompt_of_a_corrupt_request_in_the_prefix_cache(thinke
     worker.answer(output, num_nans={"second": 1})
     thinker.add_request(request("third", 70, None))
     assert worker.step() == {"third": 70}
-
-
-def test_tokens_kept_back_for_a_block_do_not_delay_the_error(
-    talker: StageScheduler, shared: tuple[QueueSpec, SlabQueue]
-) -> None:
-    worker = Worker(talker)
-    talker.add_request(fed("a", PROMPT, tokens_per_output=12))
-    talker.add_request(feed("a", rows(shared[1], 0, PROMPT)))
-    talker.add_request(feed("a", RowsFeed(final_length=PROMPT)))
-    worker.step()
-    assert ends(worker.answer(worker.schedule(), num_nans={"a": 1})) == {
-        "a": ("logits", "1 of the next token's scores are not finite numbers")
-    }

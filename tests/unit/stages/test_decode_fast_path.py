@@ -1,5 +1,5 @@
-"""Which steps are prepared by one kernel. What it computes is compared with vLLM in
-tests/integration/test_v2_runner.py and decode_fast_path_checks.py; here it does nothing."""
+"""Which steps are prepared by one kernel. That it is used, and what it computes, is compared with vLLM in
+tests/integration/test_v2_runner.py; here it does nothing."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -164,20 +164,6 @@ def test_where_a_step_has_to_do_with_more_vllm_prepares_them_all(change: dict[st
     assert DecodeFastPath.of(runner(), Overlay()) is not None  # type: ignore[arg-type]
 
 
-def test_the_same_requests_again_take_the_fast_path(calls: list[Any]) -> None:
-    steps = Steps()
-    steps.prepare()
-    for number in range(3):
-        steps.runner.req_states.num_computed_tokens_np += 1
-        batch = steps.next()
-        assert batch is not None
-        assert batch.num_computed_tokens_np.tolist() == [31 + number, 11 + number, 21 + number]
-        assert batch.seq_lens_cpu_upper_bound.tolist() == [32 + number, 12 + number, 22 + number, 0]
-        assert steps.fast_path.blocks_and_slots() is BLOCKS_AND_SLOTS
-        assert steps.fast_path.is_fast
-    assert len(calls) == steps.fast_path.num_steps == 3
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -215,15 +201,6 @@ def test_requests_that_are_not_fed_make_it_the_runners(calls: list[Any]) -> None
     steps.overlay.not_fed = {"b"}
     assert steps.next() is None
     assert calls == []
-
-
-@pytest.mark.parametrize("change", [{"has_prefill": True}, {"num_tokens": 5}], ids=str)
-def test_behind_a_step_with_a_prompt_the_next_is_the_runners(change: dict[str, Any]) -> None:
-    """A request that was preempted comes back so, whatever its place and name."""
-    steps = Steps()
-    steps.prepare()
-    steps.prepare(**change)
-    assert steps.next() is None
 
 
 def test_behind_a_dummy_run_the_next_is_the_runners() -> None:

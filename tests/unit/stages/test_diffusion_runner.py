@@ -26,54 +26,10 @@ from tests.unit.stages.diffusion import (
 )
 
 
-@pytest.mark.parametrize(
-    "shape_output",
-    [
-        lambda batch: torch.stack(sums(batch)),
-        sums,
-        lambda batch: tuple(sums(batch)),
-    ],
-    ids=["tensor", "list", "tuple"],
-)
-def test_outputs_reach_their_requests_in_order(shape_output: Callable[[DiffusionBatch], object]) -> None:
-    found = outcomes(runner_for(Sampler(shape_output)).execute_model(step(*THREE)))
-    assert found == RIGHT
-    assert list(found) == ["a", "b", "c"]
-
-
-def test_results_of_different_lengths_stay_apart() -> None:
-    def lengths(batch: DiffusionBatch) -> list[torch.Tensor]:
-        return [ids.float() for ids in batch.token_ids]
-
-    found = outcomes(runner_for(Sampler(lengths)).execute_model(step(*THREE)))
-    assert found == {"a": [1, 2], "b": [10], "c": [100, 200, 300]}
-
-
 def test_nothing_scheduled_gives_the_empty_output() -> None:
     model = Sampler(sums)
     assert runner_for(model).execute_model(step(finished=("a",))) is EMPTY_MODEL_RUNNER_OUTPUT
     assert model.batches == []
-
-
-@pytest.mark.parametrize("size", [1, 64])
-def test_a_batch_of_any_size_runs_at_once(size: int) -> None:
-    model = Sampler(sums)
-    requests = [new_request(f"r{i}", [i]) for i in range(size)]
-    found = outcomes(runner_for(model).execute_model(step(*requests)))
-    assert found == {f"r{i}": [float(i)] * 3 for i in range(size)}
-    assert len(model.batches) == 1
-
-
-def test_the_model_gets_ids_tokens_and_inputs() -> None:
-    model = Sampler(sums)
-    runner_for(model).execute_model(
-        step(new_request("a", [4, 5], b"first"), new_request("b", [6], b"second"))
-    )
-    (batch,) = model.batches
-    assert batch.request_ids == ("a", "b")
-    assert [ids.tolist() for ids in batch.token_ids] == [[4, 5], [6]]
-    assert {ids.dtype for ids in batch.token_ids} == {torch.int64}
-    assert batch.inputs == (b"first", b"second")
 
 
 def test_a_model_of_another_kind_is_refused_when_it_is_loaded() -> None:
@@ -170,18 +126,6 @@ def test_a_request_that_makes_the_batch_raise_fails_alone() -> None:
     assert found == RIGHT | {"b": "RuntimeError: shapes do not fit"}
 
 
-def test_requests_that_the_model_rejects_leave_the_rest_in_one_batch() -> None:
-    def rejecting(batch: DiffusionBatch) -> list[torch.Tensor]:
-        if "b" in batch.request_ids:
-            raise RejectedRequestsError({"b": "there is no voice 'Nobody'"})
-        return sums(batch)
-
-    model = Sampler(rejecting)
-    found = outcomes(runner_for(model).execute_model(step(*THREE)))
-    assert found == RIGHT | {"b": "there is no voice 'Nobody'"}
-    assert [batch.request_ids for batch in model.batches] == [("a", "b", "c"), ("a", "c")]
-
-
 def test_corrupt_data_that_the_model_was_given_is_told_as_such() -> None:
     def rejecting(batch: DiffusionBatch) -> list[torch.Tensor]:
         if "c" in batch.request_ids:
@@ -192,13 +136,6 @@ def test_corrupt_data_that_the_model_was_given_is_told_as_such() -> None:
 
     found = outcomes(runner_for(Sampler(rejecting)).execute_model(step(*THREE)))
     assert found == {"a": "there is no voice", "b": RIGHT["b"], "c": "corrupt data (codes): codec token 9000"}
-
-
-def test_a_batch_of_rejected_requests_only_ends() -> None:
-    def rejecting(batch: DiffusionBatch) -> list[torch.Tensor]:
-        raise RejectedRequestsError(dict.fromkeys(batch.request_ids, "no"))
-
-    assert outcomes(runner_for(Sampler(rejecting)).execute_model(step(*THREE))) == dict.fromkeys("abc", "no")
 
 
 def test_rejecting_a_stranger_fails_the_batch_instead_of_looping() -> None:
@@ -244,10 +181,3 @@ def test_no_request_is_kept_after_its_step_or_its_end() -> None:
     assert runner.num_requests == 2
     runner.execute_model(step(finished=("b", "c", "never seen")))
     assert runner.num_requests == 0
-
-
-def test_there_is_no_kv_cache_and_nothing_to_capture() -> None:
-    runner = runner_for(Sampler(sums))
-    assert runner.get_kv_cache_spec() == {}
-    assert runner.capture_model() == 0
-    assert runner.get_supported_tasks() == ("plugin",)

@@ -61,47 +61,6 @@ def filled(count: int, *, tail: torch.Tensor | None = TAIL) -> Received:
     return store
 
 
-def test_rows_come_back_by_absolute_position() -> None:
-    store = filled(5)
-    store.add(RowsFeed(payload(5, numbered(5, 3))))
-    assert store.num_rows == 8
-    assert torch.equal(store.rows(0, 8), numbered(0, 8))
-    assert torch.equal(store.rows(4, 3), numbered(4, 3))
-
-
-def test_rows_survive_the_growth_of_the_store() -> None:
-    store = Received()
-    for position in range(300):
-        store.add(RowsFeed(payload(position, numbered(position, 1))))
-    assert torch.equal(store.rows(0, 300), numbered(0, 300))
-
-
-def test_a_row_that_has_not_come_is_an_error_that_names_it() -> None:
-    store = filled(5)
-    with pytest.raises(IndexError, match="position 5 has not come"):
-        store.rows(3, 3)
-
-
-def test_a_gap_in_the_positions_is_refused() -> None:
-    store = filled(5)
-    with pytest.raises(ValueError, match="from position 6, but 5 rows are there"):
-        store.add(RowsFeed(payload(6, numbered(6, 1))))
-
-
-def test_rows_that_come_twice_are_refused() -> None:
-    store = filled(5)
-    with pytest.raises(ValueError, match="from position 4"):
-        store.add(RowsFeed(payload(4, numbered(4, 2))))
-
-
-@pytest.mark.parametrize("position", [0, 4, 5, 6, 90])
-def test_a_row_looked_up_alone_is_the_one_that_it_is_among_others(position: int) -> None:
-    store = filled(5)
-    store.add(RowsFeed(None, final_length=5))
-    among = store.rows(position - 1, 3)[1:2] if position else store.rows(0, 2)[:1]
-    assert torch.equal(store.rows(position, 1), among)
-
-
 def test_behind_the_last_row_each_tail_row_follows_and_the_last_repeats() -> None:
     store = filled(5)
     store.add(RowsFeed(final_length=5))
@@ -117,27 +76,11 @@ def test_rows_beyond_the_final_length_are_never_used() -> None:
     assert torch.equal(store.rows(2, 4), torch.cat([numbered(2, 2), TAIL]))
 
 
-def test_the_last_rows_and_the_end_may_come_together() -> None:
-    store = filled(5)
-    store.add(RowsFeed(payload(5, numbered(5, 1)), final_length=6))
-    assert torch.equal(store.rows(5, 2), torch.cat([numbered(5, 1), TAIL[:1]]))
-
-
 def test_an_end_without_a_tail_does_not_make_rows_up() -> None:
     store = filled(5, tail=None)
     store.add(RowsFeed(final_length=5))
     with pytest.raises(IndexError, match="position 5"):
         store.rows(5, 1)
-
-
-@pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("float16", torch.float16)])
-def test_rows_keep_their_dtype_bit_for_bit(name: RowDtype, dtype: torch.dtype) -> None:
-    rows = torch.randn(3, 2, generator=torch.Generator().manual_seed(0)).to(dtype)
-    store = Received()
-    store.add(RowsFeed(payload(0, rows, dtype=name, tail=TAIL)))
-    store.add(RowsFeed(final_length=3))
-    assert store.rows(0, 3).dtype == dtype
-    assert torch.equal(store.rows(0, 4), torch.cat([rows, TAIL[:1].to(dtype)]))
 
 
 def test_text_follows_the_rows_with_positions_where_the_producer_said() -> None:
@@ -150,10 +93,6 @@ def test_text_follows_the_rows_with_positions_where_the_producer_said() -> None:
     assert positions is not None
     behind = torch.tensor([[3.5, 4.5]]).expand(3, -1)
     assert torch.equal(positions, torch.cat([prompt, behind], 1))
-
-
-def test_without_positions_the_stage_uses_its_own() -> None:
-    assert filled(5).prompt_positions(6) is None
 
 
 @pytest.fixture
@@ -196,29 +135,6 @@ def test_a_stale_reference_is_refused(queue: SlabQueue) -> None:
     assert queue.num_in_use() == 1
 
 
-def test_a_reference_without_a_queue_is_refused(queue: SlabQueue) -> None:
-    message = RowsFeed(in_shared_memory(queue, numbered(0, 3)))
-    with pytest.raises(ValueError, match="queue 0, which this stage does not have"):
-        Received().add(message)
-
-
-def test_any_cutting_gives_the_same_rows() -> None:
-    random = np.random.default_rng(3)
-    for _ in range(20):
-        length = int(random.integers(1, 200))
-        store, position = Received(), 0
-        while position < length:
-            count = min(length - position, int(random.integers(1, 40)))
-            store.add(
-                RowsFeed(payload(position, numbered(position, count), tail=TAIL if not position else None))
-            )
-            position += count
-        store.add(RowsFeed(final_length=length))
-        first = int(random.integers(0, length))
-        assert torch.equal(store.rows(first, length - first), numbered(first, length - first))
-        assert torch.equal(store.rows(length, 1), TAIL[:1])
-
-
 def test_requests_do_not_mix_and_leave_nothing_behind() -> None:
     """Rows of many requests, interleaved, with requests that end and new ones that take their place."""
     random = np.random.default_rng(5)
@@ -247,23 +163,3 @@ def test_requests_do_not_mix_and_leave_nothing_behind() -> None:
         assert torch.equal(stored_rows(store, name, count, 2), TAIL)
         store.remove(name)
     assert len(store) == 0
-
-
-def test_a_request_that_takes_the_place_of_another_starts_empty() -> None:
-    store = RowStore((), 0)
-    store.add("old", RowsFeed(payload(0, numbered(0, 5), tail=TAIL), final_length=5))
-    store.remove("old")
-    store.announce("new", RowsInput(num_replaced=0))
-    with pytest.raises(IndexError, match="position 0 has not come"):
-        stored_rows(store, "new", 0, 1)
-    store.add("new", RowsFeed(payload(0, numbered(50, 2))))
-    with pytest.raises(IndexError, match="position 5 has not come"):
-        stored_rows(store, "new", 5, 1)
-
-
-def test_rows_of_another_width_or_type_are_refused() -> None:
-    store = filled(5)
-    with pytest.raises(ValueError, match="rows of 3 float32"):
-        store.add(RowsFeed(payload(5, torch.zeros(1, 3))))
-    with pytest.raises(ValueError, match="rows of 2 float16"):
-        store.add(RowsFeed(payload(5, torch.zeros(1, 2, dtype=torch.float16), dtype="float16")))

@@ -7,15 +7,12 @@ import torch
 
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import InlineBlock, RowsFeed, RowsInput
-from stages.runtime.embeddings_in import RowOverlay, RowUpload
+from stages.runtime.embeddings_in import RowOverlay
 from stages.runtime.fractional_positions import unpacked
 from stages.runtime.stage_step import StepBatch
-from tests.unit.stages.row_stream import shared_queue
-from tests.unit.stages.test_embedding_store import TAIL, in_shared_memory, numbered, payload
+from tests.unit.stages.test_embedding_store import TAIL, numbered, payload
 
 NUM_REPLACED = 4
-
-CPU = torch.device("cpu")
 
 
 def batch(*parts: tuple[str, int, int]) -> StepBatch:
@@ -41,14 +38,6 @@ def overlay(*requests: str, num_rows: int = 10, is_final: bool = True) -> RowOve
         if is_final:
             made.feed(request_id, RowsFeed(final_length=num_rows))
     return made
-
-
-def test_rows_replace_below_the_limit_and_are_added_from_there_on() -> None:
-    embeds = embeddings(6)
-    before = embeds.clone()
-    overlay("a").apply(embeds, batch(("a", 0, 6)))
-    assert torch.equal(embeds[:4], numbered(0, 4))
-    assert torch.equal(embeds[4:], before[4:] + numbered(4, 2))
 
 
 def test_the_limit_may_lie_inside_a_chunk_or_between_two() -> None:
@@ -79,35 +68,6 @@ def test_requests_that_are_not_fed_and_padding_stay_as_they_are() -> None:
     assert torch.equal(embeds[3:5], before[3:5] + numbered(5, 2))
     untouched = [0, 1, 2, 5, 6, 7, 8]
     assert torch.equal(embeds[untouched], before[untouched])
-
-
-def test_each_request_of_a_batch_gets_its_own_rows() -> None:
-    made = RowOverlay((), 0)
-    for request_id, start in (("a", 0), ("b", 500)):
-        made.feed(request_id, RowsFeed(payload(0, numbered(0, 10) + start)))
-        made.announce(request_id, RowsInput(num_replaced=NUM_REPLACED))
-    embeds = embeddings(5)
-    before = embeds.clone()
-    made.apply(embeds, batch(("b", 2, 3), ("a", 6, 2)))
-    assert torch.equal(embeds[:2], numbered(502, 2))
-    assert torch.equal(embeds[2], before[2] + numbered(504, 1)[0])
-    assert torch.equal(embeds[3:], before[3:] + numbered(6, 2))
-
-
-def test_recomputing_after_a_preemption_gives_the_same_embeddings() -> None:
-    made, source = overlay("a"), embeddings(8)
-    first, again = source.clone(), source.clone()
-    made.apply(first, batch(("a", 0, 8)))
-    made.apply(again, batch(("a", 0, 8)))
-    assert torch.equal(first, again)
-
-
-def test_rows_are_converted_to_the_dtype_of_the_embeddings() -> None:
-    embeds = embeddings(2, torch.bfloat16)
-    before = embeds.clone()
-    overlay("a").apply(embeds, batch(("a", 6, 2)))
-    assert embeds.dtype == torch.bfloat16
-    assert torch.equal(embeds, before + numbered(6, 2).bfloat16())
 
 
 def test_what_stood_at_a_replaced_position_does_not_matter() -> None:
@@ -169,13 +129,6 @@ def test_rows_that_cannot_be_right_end_their_request_and_no_other(feed: RowsFeed
     assert len(made) == 2
 
 
-def test_what_was_found_of_a_request_goes_with_it() -> None:
-    made = overlay("a", is_final=False)
-    made.feed("a", RowsFeed(final_length=90))
-    made.remove("a")
-    assert made.take_findings() == {}
-
-
 def test_rows_may_come_before_the_announcement() -> None:
     made = RowOverlay((), 0)
     made.feed("a", RowsFeed(payload(0, numbered(0, 10))))
@@ -207,29 +160,6 @@ def test_positions_come_with_the_rows() -> None:
     positions, delta = found
     assert torch.equal(unpacked(positions), torch.cat([given, torch.tensor([[3.5]] * 3)], 1))
     assert unpacked(torch.tensor([5 + delta])) == 4.5  # below the greatest of all
-
-
-def test_each_rank_ends_its_own_reference() -> None:
-    spec, queue = shared_queue(capacity=1, num_consumers=2)
-    try:
-        ranks = [RowOverlay((spec,), rank) for rank in range(2)]
-        feed = RowsFeed(in_shared_memory(queue, numbered(0, 3)))
-        ranks[0].feed("a", feed)
-        assert queue.num_in_use() == 1
-        ranks[1].feed("a", feed)
-        assert queue.num_in_use() == 0
-    finally:
-        queue.close()
-
-
-def test_added_rows_are_those_that_apply_adds() -> None:
-    made = overlay("a", "b", num_rows=10)
-    zeros = torch.zeros(2, 2)
-    rows = made.added_rows(["b", "a"], np.array([5, 11], np.int32), zeros)
-    made.apply(zeros, batch(("b", 5, 1), ("a", 11, 1)))
-    assert rows is not None
-    assert torch.equal(rows, torch.cat([numbered(5, 1), TAIL[1:]]))
-    assert torch.equal(rows, zeros)
 
 
 @pytest.mark.parametrize(
@@ -270,19 +200,3 @@ def test_rows_that_come_late_are_used_from_where_they_begin() -> None:
         rows = made.added_rows(["a"], np.array([position], np.int32), embeddings(1))
         assert rows is not None
         assert torch.equal(rows, numbered(position, 1))
-
-
-def test_the_same_rows_are_uploaded_once() -> None:
-    rows, upload = list(np.arange(12, dtype=np.uint8).reshape(4, 3)), RowUpload()
-    first = upload.upload([rows[3], rows[1]], CPU)
-    assert first.tolist() == [[9, 10, 11], [3, 4, 5]]
-    assert upload.upload([rows[3], rows[1]], CPU) is first
-    others = [row + 100 for row in rows]
-    assert upload.upload([others[3], others[1]], CPU).tolist() == [[109, 110, 111], [103, 104, 105]]
-    assert first.tolist() == [[9, 10, 11], [3, 4, 5]]
-
-
-def test_other_rows_in_another_order_or_number_are_uploaded() -> None:
-    rows, upload = list(np.arange(4, dtype=np.uint8).reshape(4, 1)), RowUpload()
-    for index in ([3, 1], [1, 3], [1], [1, 1], [3, 1]):
-        assert upload.upload([rows[i] for i in index], CPU).flatten().tolist() == index

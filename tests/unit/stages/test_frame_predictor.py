@@ -1,6 +1,5 @@
 """Predicted codes stay with their tokens."""
 
-import gc
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -76,34 +75,6 @@ def added(codes: CodeHistory, step: StepBatch) -> list[float]:
 # -- history
 
 
-def test_codes_are_inputs_at_the_position_of_their_token_in_decoding_and_in_recomputation() -> None:
-    codes = history()
-    codes.add("a", 3, GREEDY)
-    assert predict(codes, batch(("a", 0, 3)), [1], [True]) == [[10, 10]]
-    assert added(codes, batch(("a", 3, 1))) == [20]
-    assert predict(codes, batch(("a", 3, 1)), [2], [True]) == [[20, 20]]
-    assert added(codes, batch(("a", 0, 5))) == [0, 0, 0, 20, 40]
-    assert added(codes, batch(("a", 2, 2), ("unknown", 0, 1))) == [0, 20, 0]
-
-
-def test_a_sample_that_is_thrown_away_has_no_codes_and_replaces_none() -> None:
-    codes = history()
-    codes.add("a", 2, GREEDY)
-    predict(codes, batch(("a", 0, 2)), [1], [True])
-    predict(codes, batch(("a", 2, 1)), [2], [True])
-    assert predict(codes, batch(("a", 0, 2)), [9], [False]) == [None]
-    assert added(codes, batch(("a", 2, 2))) == [20, 40]
-
-
-def test_requests_in_one_step_have_codes_of_their_own() -> None:
-    codes = history()
-    codes.add("a", 1, GREEDY)
-    codes.add("b", 2, GREEDY)
-    step = batch(("b", 0, 2), ("a", 0, 1))
-    assert predict(codes, step, [1, 2], [True, True]) == [[10, 10], [20, 20]]
-    assert added(codes, batch(("a", 1, 1), ("b", 2, 1))) == [40, 20]
-
-
 def test_warming_up_predicts_codes_of_batches_of_all_sizes_and_keeps_none() -> None:
     codes, sizes = history(max_num_seqs=6), list[int]()
     codes.add("a", 2, GREEDY)
@@ -119,35 +90,6 @@ def test_warming_up_predicts_codes_of_batches_of_all_sizes_and_keeps_none() -> N
     assert sizes == [1, 2, 4, 6]
     assert codes.take() is None
     assert added(codes, batch(("a", 0, 4))) == [0, 0, 20, 0]
-
-
-def test_more_requests_than_run_at_once_keep_their_codes() -> None:
-    codes = history(max_num_seqs=2)
-    for token, name in enumerate("abcde", start=1):
-        codes.add(name, 1, GREEDY)
-        predict(codes, batch((name, 0, 1)), [token], [True])
-    for first, second, sums in (("a", "e", [20, 100]), ("d", "b", [80, 40]), ("c", "a", [60, 20])):
-        assert added(codes, batch((first, 1, 1), (second, 1, 1))) == sums
-    assert predict(codes, batch(("e", 1, 1), ("a", 1, 1)), [7, 8], [True, True]) == [[70, 70], [80, 80]]
-    assert added(codes, batch(("b", 1, 1), ("c", 1, 1))) == [40, 60]
-    assert added(codes, batch(("a", 0, 3), ("e", 1, 2))) == [0, 20, 160, 100, 140]
-    for name in "abcde":
-        codes.remove(name)
-    assert len(codes) == 0
-
-
-def test_the_memory_of_the_device_does_not_grow_with_requests_that_do_not_run() -> None:
-    def largest() -> int:
-        gc.collect()
-        tensors = [item for item in gc.get_objects() if type(item) is torch.Tensor]
-        return max(tensor.numel() for tensor in tensors if tensor.dtype == torch.int16)
-
-    codes = history(max_num_seqs=2)
-    before = largest()
-    for number in range(20):
-        codes.add(str(number), 1, GREEDY)
-        predict(codes, batch((str(number), 0, 1)), [1], [True])
-    assert largest() == before
 
 
 def test_a_request_whose_scores_are_no_numbers_is_corrupt_and_no_other() -> None:
@@ -176,10 +118,6 @@ def test_a_request_of_vllms_own_is_left_alone() -> None:
     codes = history()
     assert predict(codes, batch(("warm-up", 0, 2)), [1], [True]) == [None]
     codes.remove("warm-up")
-
-
-def test_a_step_without_samples_has_no_codes() -> None:
-    assert history().take() is None
 
 
 def test_a_model_that_predicts_nothing_is_refused() -> None:

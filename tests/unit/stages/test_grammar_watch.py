@@ -44,14 +44,6 @@ def test_a_quick_grammar_is_followed() -> None:
     assert watched.refusal is None
 
 
-def test_all_grammars_take_turns_in_one_thread_that_is_not_the_engines() -> None:
-    watch, first, second = GrammarWatch(), ScriptedGrammar(), ScriptedGrammar()
-    for watched in (watch.watched(first, "a"), watch.watched(second, "b")):
-        assert watched.accept_tokens("a", [3])
-    assert first.threads == second.threads
-    assert threading.get_ident() not in first.threads
-
-
 def test_a_token_that_takes_too_long_is_not_waited_for(slow: ScriptedGrammar) -> None:
     watched = GrammarWatch(call_limit_s=0.01).watched(slow, "a")
     assert not watched.accept_tokens("a", [3])

@@ -1,12 +1,13 @@
-"""Which launches of a kernel may use what an earlier one has compiled."""
+"""Which launches of a kernel may use what an earlier one has compiled, and which GPUs have room for kernels."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from stages.runtime.kernel_launch import CachedLaunch
+from stages.runtime.kernel_launch import CachedLaunch, fits_decoding_kernels
 
 
 class Kernel:
@@ -78,3 +79,18 @@ def test_in_the_interpreter_every_launch_is_tritons() -> None:
     for _ in range(2):
         launch((1, 1, 1), aligned())
     assert len(kernel.found) == 2
+
+
+@pytest.mark.parametrize(
+    ("shared_kib", "fits"),
+    [(64, False), (100, False), (164, True), (228, True)],
+    ids=["T4", "L40S", "A100", "H100"],
+)
+def test_gpus_run_the_kernels_if_a_block_can_have_the_largest_tile(
+    shared_kib: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest tile has 113 KiB. A multiprocessor's shared memory is from the CUDA programming guide."""
+    properties = SimpleNamespace(shared_memory_per_multiprocessor=shared_kib * 1024)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert fits_decoding_kernels(torch.device("cuda")) == fits
+    assert not fits_decoding_kernels(torch.device("cpu"))

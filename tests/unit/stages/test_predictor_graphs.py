@@ -6,18 +6,15 @@ does: what Python decided while it was recorded stays decided, and nothing can b
 
 from collections.abc import Callable, Iterator
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from vllm import SamplingParams
 
 from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
 from stages.runtime.code_sampling import Choose, CodeSampling, Draws
-from stages.runtime.frame_predictor import CodeHistory, batch_sizes, predicted_codes
+from stages.runtime.frame_predictor import predicted_codes
 from stages.runtime.predictor_graphs import PredictorGraphs
-from stages.runtime.stage_step import StepBatch
 
 WIDTH, VOCABULARY, NUM_PREDICTED, MAX_NUM_SEQS = 32, 60, 4, 9
 NUM_TOKENS = 20
@@ -30,7 +27,7 @@ class Talker:
     num_predicted = NUM_PREDICTED
     code_sampling = CodeSampling(temperature=1.0, top_k=20, top_p=0.9)
 
-    def __init__(self) -> None:
+    def __init__(self, max_num_seqs: int = MAX_NUM_SEQS) -> None:
         torch.manual_seed(0)
         sizes = CodePredictorSizes(
             num_predicted=NUM_PREDICTED,
@@ -44,17 +41,17 @@ class Talker:
             rms_norm_eps=1e-6,
             rope_theta=10_000.0,
         )
-        self._predictor = CodePredictor(sizes, MAX_NUM_SEQS)
+        self.predictor = CodePredictor(sizes, max_num_seqs)
         self._embedding = nn.Embedding(NUM_TOKENS, WIDTH)
-        for weight in self._predictor.parameters():
+        for weight in self.predictor.parameters():
             torch.nn.init.normal_(weight, std=0.3 if weight.dim() > 1 else 1.0)
 
     def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
-        codes: torch.Tensor = self._predictor(hidden, self._embedding(sampled), choose)
+        codes: torch.Tensor = self.predictor(hidden, self._embedding(sampled), choose)
         return codes
 
     def embed_predicted(self, codes: torch.Tensor) -> torch.Tensor:
-        return self._predictor.embed(codes)
+        return self.predictor.embed(codes)
 
 
 class Recorder:
@@ -116,27 +113,6 @@ def test_codes_are_those_computed_step_by_step_whatever_ran_before(
         assert torch.equal(codes, predicted_codes(talker, *step))
 
 
-def test_rows_are_drawn_greedily_or_not_by_themselves(talker: Talker, graphs: PredictorGraphs) -> None:
-    hidden, sampled, draws = batch_of(5, 0)
-    of_greedy, of_sampled = (
-        graphs(hidden, sampled, draws._replace(is_greedy=torch.full((5,), greedily)))
-        for greedily in (True, False)
-    )
-    assert not (of_greedy == of_sampled).all(1).any()
-    is_greedy = torch.tensor([1, 0, 0, 1, 0])
-    mixed = graphs(hidden, sampled, draws._replace(is_greedy=is_greedy))
-    assert torch.equal(mixed, torch.where(is_greedy[:, None] == 1, of_greedy, of_sampled))
-
-
-def test_a_row_has_the_codes_that_it_has_alone(graphs: PredictorGraphs) -> None:
-    hidden, sampled, draws = batch_of(7, 3)
-    together = graphs(hidden, sampled, draws)
-    for row in range(7):
-        one = slice(row, row + 1)
-        alone = graphs(hidden[one], sampled[one], Draws(*(each[one] for each in draws)))
-        assert torch.equal(alone, together[one])
-
-
 def test_rows_left_behind_by_a_broken_request_do_not_spread(talker: Talker, graphs: PredictorGraphs) -> None:
     hidden, sampled, draws = batch_of(4, 0)
     graphs(torch.full_like(hidden, torch.nan), sampled, draws)
@@ -151,59 +127,9 @@ def test_codes_stay_as_they_are_when_the_next_ones_are_predicted(graphs: Predict
     assert torch.equal(codes, before)
 
 
-@pytest.mark.parametrize(
-    ("max_num_seqs", "sizes"),
-    [(1, [1]), (2, [1, 2]), (5, [1, 2, 4, 5]), (9, [1, 2, 4, 8, 9]), (64, [1, 2, 4, 8, 16, 32, 64])],
-)
-def test_there_are_graphs_for_powers_of_two_and_for_the_largest_batch(
-    max_num_seqs: int, sizes: list[int]
-) -> None:
-    assert batch_sizes(max_num_seqs) == sizes
-
-
 def test_a_batch_runs_the_smallest_graph_that_has_room_for_it(talker: Talker) -> None:
     recorder = Recorder()
     graphs = PredictorGraphs(talker, torch.zeros(MAX_NUM_SEQS, WIDTH), recorder)
     for count in range(1, MAX_NUM_SEQS + 1):
         graphs(*batch_of(count, 0))
     assert recorder.num_replays == [1, 4, 2, 1, 1]  # of 9, 8, 4, 2 and 1
-
-
-def test_a_history_keeps_the_same_codes_with_graphs_and_padding_writes_none(
-    talker: Talker, graphs: PredictorGraphs
-) -> None:
-    """Requests that come and go, greedy and sampled, prefill in pieces, and are recomputed."""
-    histories = [
-        CodeHistory(talker, max_num_seqs=MAX_NUM_SEQS, max_model_len=64, device=torch.device("cpu"))
-        for _ in range(2)
-    ]
-    histories[1].predict_codes = graphs
-    for index in range(MAX_NUM_SEQS):
-        params = SamplingParams(temperature=index % 2, seed=index)
-        for history in histories:
-            history.add(str(index), 2, params)
-    random = np.random.default_rng(0)
-    lengths = np.full(MAX_NUM_SEQS, 2)
-    for _ in range(30):
-        members = random.permutation(MAX_NUM_SEQS)[: random.integers(1, MAX_NUM_SEQS + 1)]
-        first = np.array([random.choice([0, lengths[member] - 1]) for member in members])
-        is_kept = random.random(len(members)) < 0.7
-        num_tokens = np.where(is_kept, lengths[members] - first, 1)
-        batch = StepBatch(
-            [str(member) for member in members], first, num_tokens, np.cumsum(num_tokens) - num_tokens
-        )
-        embeds = [torch.zeros(batch.total_tokens, WIDTH) for _ in histories]
-        for history, added in zip(histories, embeds, strict=True):
-            history.add_embeddings(added, batch)
-        assert torch.equal(*embeds)
-        hidden = torch.from_numpy(random.normal(size=(len(members), WIDTH)).astype(np.float32))
-        sampled = torch.from_numpy(random.integers(0, NUM_TOKENS, len(members)))
-        made = []
-        for history in histories:
-            history.predict(hidden, sampled, batch, is_kept)
-            pending = history.take()
-            assert pending is not None
-            made.append([None if codes is None else codes.tolist() for codes in pending.finish()])
-        assert made[0] == made[1]
-        lengths[members[is_kept]] += 1
-    assert lengths.max() > 12

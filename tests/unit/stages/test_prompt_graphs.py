@@ -133,18 +133,6 @@ def test_longer_prompts_than_any_graph_still_run_without_one() -> None:
     assert runner().capture().found(1, SIZES[-1] + 1).cg_mode == CUDAGraphMode.NONE
 
 
-def test_no_pieces_are_captured_and_the_largest_graph_is_first(captured: Captured) -> None:
-    runner().capture()
-    assert {graph.cg_mode for graph in captured} == {CUDAGraphMode.FULL}
-    decoding = sorted((size for size in SIZES if size <= MAX_NUM_REQS), reverse=True)
-    assert [graph.num_tokens for graph in captured] == sorted(SIZES, reverse=True) + decoding
-
-
-def test_graphs_of_decoding_are_not_among_those_that_are_measured(captured: Captured) -> None:
-    runner(is_profiling=True).capture()
-    assert [graph.num_tokens for graph in captured] == sorted(SIZES, reverse=True)
-
-
 def test_released_graphs_are_captured_again() -> None:
     made = runner().capture()
     manager = made.cudagraph_manager

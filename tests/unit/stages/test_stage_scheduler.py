@@ -9,9 +9,7 @@ from omni_server.protocol.rows import RowsFeed, RowsOutput, SharedBlock, SourceS
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.stage_scheduler import AsyncStageScheduler, StageScheduler
-from tests.unit.stages.row_stream import inline_spec
 from tests.unit.stages.scheduling import (
-    BLOCK_SIZE,
     AnyScheduler,
     Worker,
     consume,
@@ -41,22 +39,6 @@ def test_a_request_is_held_back_until_the_rows_of_its_prompt_are_there(
     consume(worker, queue)
     talker.add_request(feed("a", rows(queue, PROMPT - 1, 1)))
     assert worker.step() == {"a": PROMPT}
-
-
-def test_a_running_request_waits_for_the_row_of_its_next_token_and_nobody_else_does(
-    talker: StageScheduler, shared: tuple[QueueSpec, SlabQueue]
-) -> None:
-    worker, queue = Worker(talker), shared[1]
-    talker.add_request(fed("slow", PROMPT))
-    talker.add_request(feed("slow", rows(queue, 0, PROMPT)))
-    talker.add_request(request("free", 3, None))
-    assert worker.step() == {"slow": PROMPT, "free": 3}
-    for _ in range(5):
-        assert worker.step() == {"free": 1}
-    talker.add_request(feed("slow", rows(queue, PROMPT, 2)))
-    assert worker.step() == {"slow": 1, "free": 1}
-    assert worker.step() == {"slow": 1, "free": 1}
-    assert worker.step() == {"free": 1}
 
 
 def test_the_last_feed_lets_a_request_run_to_its_end(
@@ -238,18 +220,6 @@ def test_a_request_that_sends_rows_computes_its_whole_prompt(
     assert worker.step()["speech"] == 65
 
 
-def test_only_steps_with_rows_take_a_slot(
-    thinker: StageScheduler, shared: tuple[QueueSpec, SlabQueue]
-) -> None:
-    worker = Worker(thinker, shared[1])
-    thinker.add_request(request("text", 3, None))
-    worker.step()
-    assert worker.steps[-1].slot is None
-    thinker.add_request(sending("speech", 3))
-    worker.step()
-    assert worker.steps[-1].slot is not None
-
-
 def sending_media(request_id: str, prompt_length: int, *, media: int) -> Request:
     """A thinker's request of which one row is wanted, that of position `media`."""
     spans = SourceSpan(0, 0, media, has_rows=False), SourceSpan(media, media, 1, has_rows=True)
@@ -280,15 +250,6 @@ def test_a_full_queue_does_not_hold_back_a_request_whose_rows_have_all_been_sent
     assert queue.num_in_use() == queue.capacity
     thinker.add_request(sending_media("new", PROMPT, media=2))
     assert worker.step() == {"old": 1}
-
-
-def test_a_request_that_sends_no_rows_reads_the_prefix_cache(thinker: StageScheduler) -> None:
-    """As one whose talker gets text only."""
-    worker = Worker(thinker)
-    thinker.add_request(request("first", 2 * BLOCK_SIZE, None, max_tokens=1))
-    worker.step()
-    thinker.add_request(request("second", 2 * BLOCK_SIZE, None))
-    assert worker.step() == {"second": BLOCK_SIZE}
 
 
 def test_a_full_queue_holds_back_only_requests_that_send_rows(
@@ -328,26 +289,6 @@ def test_rows_of_a_request_that_ended_during_the_step_are_ended(
     assert queue.num_in_use() == 1
     queue.finish(SharedBlock(slot.slot, slot.generation, 0), 0)
     assert queue.num_in_use() == 0
-
-
-def test_rows_of_the_last_step_of_a_request_are_delivered(
-    thinker: StageScheduler, shared: tuple[QueueSpec, SlabQueue]
-) -> None:
-    worker = Worker(thinker, shared[1])
-    thinker.add_request(sending("speech", 3, max_tokens=1))
-    delivered = worker.answer(worker.schedule(), senders=frozenset({"speech"}))
-    assert delivered["speech"].finish_reason is not None
-    assert delivered["speech"].pooling_output is not None
-    assert thinker.requests == {}
-
-
-def test_without_shared_memory_there_is_no_slot_and_no_limit(tmp_path: Path) -> None:
-    thinker = make_scheduler(tmp_path, output_queue=inline_spec())
-    worker = Worker(thinker)
-    thinker.add_request(sending("speech", 3))
-    for _ in range(5):
-        worker.step()
-        assert worker.steps[-1].slot is None
 
 
 # -- async scheduling: a step is scheduled before the one before it has been answered

@@ -154,25 +154,10 @@ def test_slack_is_smaller_only_where_steps_are_short_and_no_encoder_runs() -> No
     assert slack_bytes(1024, encodes_media=False) == 5 * GIB // 8
 
 
-def test_a_stage_without_encoders_and_with_short_steps_has_more_kv_cache(start: Start) -> None:
-    _, worker = start()
-    with_encoders = worker.determine_available_memory()
-    _, worker = start()
-    worker.vllm_config.model_config.is_multimodal_model = False
-    worker.vllm_config.scheduler_config.max_num_batched_tokens = 1024
-    assert worker.determine_available_memory() == with_encoders + SLACK - 5 * GIB // 8
-
-
 def test_without_graphs_nothing_is_set_aside_for_them(start: Start) -> None:
     _, worker = start(graphs=False)
     left = SHARE - OUTSIDE_TORCH_BYTES - SLACK - WEIGHTS - ACTIVATIONS
     assert worker.determine_available_memory() == left
-
-
-def test_vllm_is_left_without_a_fixed_size_afterwards(start: Start) -> None:
-    _, worker = start()
-    worker.determine_available_memory()
-    assert worker.vllm_config.cache_config.kv_cache_memory_bytes is None
 
 
 def test_a_size_that_the_config_names_is_taken(start: Start) -> None:

@@ -1,6 +1,5 @@
 """Rows that the consumer looks up by text id, between rows that it is sent."""
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -50,61 +49,10 @@ def test_text_alone_needs_no_rows_of_the_source() -> None:
     assert torch.equal(rows(made, 0, 7), TABLE[[3, 1, 3, 7, END, PAD, PAD]])
 
 
-def test_a_stage_knows_its_rows_before_the_first_one_comes() -> None:
-    assert store(TABLE.bfloat16()).dtype == torch.bfloat16
-
-
-def test_text_and_rows_of_the_source_are_merged_by_position() -> None:
-    made = store()
-    media = payload(2, numbered(2, 3))
-    made.add("r", RowsFeed(media, text=(text(5, 4, 5), text(0, 8, 9))))
-    assert torch.equal(rows(made, 0, 7), torch.cat([TABLE[[8, 9]], numbered(2, 3), TABLE[[4, 5]]]))
-
-
-def test_text_lies_between_two_segments_of_one_payload() -> None:
-    made = store()
-    block = InlineBlock(numbered(1, 3).numpy().tobytes())
-    media = RowsPayload(9, 0, 2, "float32", block, (Segment(1, 2, 0), Segment(4, 1, 16)))
-    made.add("r", RowsFeed(media, text=(text(0, 8), text(3, 9))))
-    assert torch.equal(rows(made, 0, 5), torch.cat([TABLE[[8]], numbered(1, 2), TABLE[[9]], numbered(3, 1)]))
-
-
-def test_rows_of_text_are_not_copied() -> None:
-    table = TABLE.clone()
-    made = store(table)
-    made.add("r", RowsFeed(text=(text(0, 3),)))
-    request = made.get("r")
-    assert request is not None
-    assert np.shares_memory(request.at(0, 1)[0], table.numpy())
-
-
 @pytest.mark.parametrize("token_id", [-1, VOCABULARY, 10**9])
 def test_an_id_without_a_row_is_refused(token_id: int) -> None:
     with pytest.raises(ValueError, match=f"text id {token_id} has no row among 20"):
         store().add("r", RowsFeed(text=(text(0, 3, token_id),)))
-
-
-def test_an_id_without_a_row_is_refused_in_the_tail() -> None:
-    with pytest.raises(ValueError, match="text id 20 has no row"):
-        store().add("r", RowsFeed(text=(text(0, 3),), tail_ids=(20,)))
-
-
-def test_ids_are_refused_by_a_stage_without_a_table() -> None:
-    with pytest.raises(ValueError, match="has no rows of text"):
-        RowStore((), 0).add("r", RowsFeed(text=(text(0, 3),)))
-
-
-@pytest.mark.parametrize("first", [1, 3])
-def test_text_that_does_not_continue_the_rows_is_refused(first: int) -> None:
-    made = store()
-    made.add("r", RowsFeed(text=(text(0, 3, 4),)))
-    with pytest.raises(ValueError, match=f"from position {first}, but 2 rows are there"):
-        made.add("r", RowsFeed(text=(text(first, 5),)))
-
-
-def test_rows_of_the_source_over_text_are_refused() -> None:
-    with pytest.raises(ValueError, match="from position 1, but 2 rows are there"):
-        store().add("r", RowsFeed(payload(1, numbered(1, 1)), text=(text(0, 3, 4),)))
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("float32", torch.float32)])
@@ -112,11 +60,6 @@ def test_rows_of_another_dtype_take_that_of_the_table(name: RowDtype, dtype: tor
     made = store(TABLE.half())
     made.add("r", RowsFeed(payload(0, numbered(0, 3).to(dtype), dtype=name), text=(text(3, 4),)))
     assert torch.equal(rows(made, 0, 4), torch.cat([numbered(0, 3), TABLE[[4]]]).half())
-
-
-def test_rows_of_another_width_than_the_tables_are_refused() -> None:
-    with pytest.raises(ValueError, match="rows of 3 float32"):
-        store().add("r", RowsFeed(payload(0, torch.zeros(1, 3))))
 
 
 def located(first: int, *positions: list[float]) -> RowsPayload:
@@ -136,12 +79,6 @@ def test_text_between_rows_with_positions_has_linear_ones() -> None:
     assert positions[0].tolist() == [0, 1, 2, 2, 2.5, 4, 5, 6, 6, 7.5, 8.5]
     assert positions[1].tolist() == [0, 1, 2, 2, 3, 4, 5, 6, 6, 7.5, 8.5]
     assert positions[2].tolist() == [0, 1, 2, 3, 2, 4, 5, 6, 7, 7.5, 8.5]
-
-
-def test_text_alone_leaves_the_positions_to_the_stage() -> None:
-    made = store()
-    made.add("r", RowsFeed(text=(text(0, 3, 4),)))
-    assert made.get("r").prompt_positions(2) is None  # type: ignore[union-attr]
 
 
 def test_a_bad_id_is_found_and_harms_no_other_request() -> None:
@@ -220,8 +157,3 @@ def test_gaps_and_overlaps_are_found_by_the_scheduler(feed: RowsFeed) -> None:
 
 def test_more_rows_than_have_come_cannot_be_the_end() -> None:
     assert tracker().take("r", RowsFeed(text=(text(0, 3),), final_length=2)) == "1 rows have come of 2"
-
-
-def test_a_payload_without_rows_is_found_even_with_text() -> None:
-    empty = msgspec.structs.replace(payload(0, numbered(0, 1)), segments=())
-    assert tracker().take("r", RowsFeed(empty, text=(text(0, 3),))) == "a message without rows"

@@ -34,13 +34,6 @@ def test_tokens_are_sent_when_a_block_of_them_is_complete(talker: StageScheduler
     assert talker.requests == {}
 
 
-def test_tokens_of_other_requests_do_not_wait(talker: StageScheduler) -> None:
-    worker = Worker(talker)
-    talker.add_request(request("blocks", 3, None, tokens_per_output=4))
-    talker.add_request(request("text", 3, None))
-    assert tokens_of_steps(worker, 3, "text") == [[0], [1], [2]]
-
-
 def test_a_step_without_outputs_sends_no_message(talker: StageScheduler) -> None:
     worker = Worker(talker)
     talker.add_request(request("a", 3, None, tokens_per_output=2))
@@ -128,25 +121,6 @@ def test_predicted_codes_are_held_back_with_their_tokens(predicting: StageSchedu
         None, [[2] * 3, [3] * 3],
         [[4] * 3],
     ]  # fmt: skip
-
-
-def test_without_blocks_predicted_codes_are_sent_with_each_token(predicting: StageScheduler) -> None:
-    predicting.add_request(request("a", 3, None, max_tokens=2))
-    assert codes_of_steps(Worker(predicting), 2) == [[[0] * 3], [[1] * 3]]
-
-
-def test_no_codes_are_sent_for_a_piece_of_a_prompt(tmp_path: Path) -> None:
-    predicting = make_scheduler(tmp_path, num_predicted=NUM_PREDICTED, max_num_batched_tokens=32)
-    predicting.add_request(request("a", 40, None, max_tokens=1))
-    assert codes_of_steps(Worker(predicting), 2) == [None, [[1] * 3]]
-
-
-def test_an_abort_during_a_step_drops_its_codes(predicting: StageScheduler) -> None:
-    worker = Worker(predicting)
-    predicting.add_request(request("a", 3, None))
-    output = worker.schedule()
-    predicting.finish_requests("a", RequestStatus.FINISHED_ABORTED)
-    assert worker.answer(output, num_predicted=NUM_PREDICTED) == {}
 
 
 def test_codes_of_a_block_end_with_an_abort(predicting: StageScheduler) -> None:

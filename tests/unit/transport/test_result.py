@@ -8,12 +8,6 @@ from omni_server.protocol.corruption import CORRUPTION_KINDS, Corruption, Corrup
 from omni_server.transport.result import MAX_MESSAGE_BYTES, Refusal, decode_result, encode_failure
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_floating_tensor_is_a_result(dtype: torch.dtype) -> None:
-    result = torch.zeros(480, dtype=dtype)
-    assert decode_result(result, "code2wav") is result
-
-
 @pytest.mark.parametrize("message", ["unknown voice 'Ünbekannt'", "x"])
 def test_a_failure_arrives_with_stage_and_message(message: str) -> None:
     with pytest.raises(StageError) as caught:

@@ -1,13 +1,11 @@
 """The shared-memory queue, on files of its own in shared memory."""
 
-import multiprocessing
 import os
 import platform
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -41,11 +39,6 @@ def make() -> Iterator[MakeQueue]:
             queue.close()
 
 
-def other_end(queue: SlabQueue) -> SlabQueue:
-    """A second mapping, as another process of the edge has it."""
-    return SlabQueue(QueueSpec(queue.capacity, str(queue.path), queue.slot_bytes, queue.max_portions, 1))
-
-
 def filled(queue: SlabQueue, num_portions: int) -> list[SharedBlock]:
     """One step through the producer; references to its portions."""
     taken = queue.take()
@@ -61,23 +54,6 @@ def test_machines_that_may_reorder_stores_are_refused(
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     with pytest.raises(ConfigError, match=r"this machine is aarch64: set queue\.transport to inline"):
         make()
-
-
-def test_a_new_queue_is_empty(make: MakeQueue) -> None:
-    queue = make(capacity=3)
-    assert queue.num_free() == 3
-    assert queue.num_in_use() == 0
-    assert queue.num_published() == 0
-
-
-def test_no_more_slots_are_taken_than_there_are(make: MakeQueue) -> None:
-    queue = make(capacity=2)
-    first, second = queue.take(), queue.take()
-    assert first is not None
-    assert second is not None
-    assert first[0] != second[0]
-    assert queue.take() is None
-    assert queue.num_free() == 0
 
 
 def test_a_taken_slot_is_not_free_before_it_is_published(make: MakeQueue) -> None:
@@ -97,22 +73,6 @@ def test_a_slot_is_free_again_when_all_its_portions_have_ended(make: MakeQueue) 
     queue.finish(blocks[-1], 0)
     assert queue.num_free() == 1
     assert queue.num_in_use() == 0
-
-
-def test_publishing_no_portions_gives_the_slot_back(make: MakeQueue) -> None:
-    queue = make(capacity=1)
-    filled(queue, 0)
-    assert queue.num_free() == 1
-    assert queue.num_in_use() == 0
-
-
-def test_every_consumer_has_to_end_its_portion(make: MakeQueue) -> None:
-    queue = make(capacity=1, num_consumers=2)
-    (block,) = filled(queue, 1)
-    queue.finish(block, 1)
-    assert queue.num_free() == 0
-    queue.finish(block, 0)
-    assert queue.num_free() == 1
 
 
 def test_dropping_a_portion_ends_it_for_all_consumers(make: MakeQueue) -> None:
@@ -185,70 +145,6 @@ def test_slots_do_not_overlap_each_other_or_the_flags(make: MakeQueue) -> None:
     assert queue.num_free() == 3
 
 
-def test_a_slot_holds_at_least_the_bytes_asked_for(make: MakeQueue) -> None:
-    queue = make(slot_bytes=4097)
-    assert len(queue.slot_buffer(1)) >= 4097
-
-
-def test_two_mappings_see_the_same_slots(make: MakeQueue) -> None:
-    queue = make(capacity=1)
-    consumer = other_end(queue)
-    try:
-        taken = queue.take()
-        assert taken is not None
-        slot, generation = taken
-        queue.slot_buffer(slot)[:5] = b"hello"
-        queue.publish(slot, generation, 1)
-        block = SharedBlock(slot, generation, 0)
-        consumer.check(block)
-        assert bytes(consumer.slot_buffer(slot)[:5]) == b"hello"
-        consumer.finish(block, 0)
-        assert queue.num_free() == 1
-    finally:
-        consumer.close()
-    assert queue.path.exists(), "only the owner removes the file"
-
-
-def test_another_process_reads_and_ends_portions(make: MakeQueue) -> None:
-    queue = make(capacity=1, num_consumers=2)
-    taken = queue.take()
-    assert taken is not None
-    slot, generation = taken
-    queue.slot_buffer(slot)[:3] = b"abc"
-    queue.publish(slot, generation, 1)
-    block = SharedBlock(slot, generation, 0)
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    consumer = context.Process(target=_consume, args=(queue.path, block, there))
-    consumer.start()
-    there.close()
-    try:
-        assert here.recv() == b"abc"
-    finally:
-        consumer.join()
-        here.close()
-    assert consumer.exitcode == 0
-    assert queue.num_free() == 0  # the second rank has not read it
-    queue.finish(block, 1)
-    assert queue.num_free() == 1
-
-
-def _consume(path: Path, block: SharedBlock, answer: Connection) -> None:
-    queue = SlabQueue(QueueSpec(1, str(path), 4096, 3, num_consumers=2))
-    queue.check(block)
-    answer.send(bytes(queue.slot_buffer(block.slot)[:3]))
-    queue.finish(block, 0)
-    queue.close()
-
-
-def test_closing_removes_the_file(make: MakeQueue) -> None:
-    queue = make()
-    assert queue.path.parent == SHARED_MEMORY_DIR
-    assert queue.path.exists()
-    queue.close()
-    assert not queue.path.exists()
-
-
 def test_closing_while_somebody_views_a_slot_removes_the_file_too(make: MakeQueue) -> None:
     queue = make()
     view = queue.slot_buffer(0)
@@ -260,12 +156,6 @@ def test_closing_while_somebody_views_a_slot_removes_the_file_too(make: MakeQueu
 
 def test_only_its_user_may_read_the_file(make: MakeQueue) -> None:
     assert make().path.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_sweep_keeps_the_file_of_a_living_owner(make: MakeQueue) -> None:
-    queue = make()
-    assert queue.path not in sweep_dead_queues()
-    assert queue.path.exists()
 
 
 def test_a_sweep_removes_the_file_of_a_killed_owner() -> None:
@@ -302,9 +192,3 @@ def test_more_than_there_is_shared_memory_is_refused_and_leaves_nothing() -> Non
     with pytest.raises(ConfigError, match=r"--shm-size.*lower queue\.capacity"):
         SlabQueue(QueueSpec(1, str(path), 2 * free.f_blocks * free.f_frsize, 1, 1), create=True)
     assert not path.exists()
-
-
-def test_file_names_say_which_edge_and_never_repeat() -> None:
-    first, second = new_queue_path("thinker-talker"), new_queue_path("thinker-talker")
-    assert "thinker-talker" in first.name
-    assert first != second

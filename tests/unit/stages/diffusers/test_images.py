@@ -18,16 +18,6 @@ from tests.unit.stages.diffusers.tiny import PHOTO, Tiny
 GetTiny = Callable[[str], Tiny]
 
 
-def test_the_image_is_height_width_rgb_in_float32(tiny: GetTiny) -> None:
-    model = tiny("flux")
-    job = model.job(0, height=96)
-    (run,) = model.run([(0, job)])
-    image = finished_image(run)
-    assert isinstance(image, torch.Tensor)
-    assert (image.shape, image.dtype) == ((96, 64, 3), torch.float32)
-    assert torch.equal(image.permute(2, 0, 1)[None], model.own_image(job))
-
-
 def run_with_latents(model: Tiny, value: float) -> PipelineRun:
     run = model.start(model.job(0))
     run.arguments["latents"] = torch.full((1, 4, 8, 8), value)

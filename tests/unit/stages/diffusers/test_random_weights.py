@@ -12,8 +12,6 @@ from omni_server.errors import ConfigError
 from stages.diffusers import FAMILY
 from stages.diffusers.images import finished_image
 from stages.diffusers.loading import load_pipeline
-from stages.diffusers.modules import empty_modules
-from stages.diffusers.pipeline_folder import read_pipeline_folder
 from tests.checkpoints.write import make_demo_checkpoint
 from tests.unit.stages.diffusers.tiny import CPU, Tiny, stage_options
 
@@ -53,26 +51,3 @@ def test_random_weights_have_the_shapes_of_stored_ones(
 def test_without_weights_and_without_random_ones_nothing_is_served(weightless: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no weights.*--load-format dummy"):
         load_pipeline(weightless, stage_options(), "float32", CPU)
-
-
-def test_the_genuine_size_has_the_parameters_of_qwen_image(tmp_path: Path) -> None:
-    folder = make_demo_checkpoint(
-        tmp_path / "pipeline", family="diffusers", size="qwen-image", weights="dummy"
-    )
-    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 100_000
-    parameters = {
-        name: sum(parameter.numel() for parameter in module.parameters())
-        for name, module in empty_modules(read_pipeline_folder(folder)).items()
-    }
-    assert parameters == {
-        "transformer": 20_430_401_088,
-        "text_encoder": 8_292_166_656,
-        "vae": 126_892_531,
-    }
-
-
-def test_only_the_pipeline_of_a_genuine_size_has_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="size qwen-image is that of pipeline qwen-image, not of flux"):
-        make_demo_checkpoint(
-            tmp_path / "pipeline", family="diffusers", size="qwen-image", weights="dummy", pipeline="flux"
-        )

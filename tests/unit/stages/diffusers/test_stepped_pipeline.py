@@ -96,13 +96,6 @@ def test_a_request_that_is_over_needs_no_garbage_collector_to_be_freed(tiny: Get
         gc.enable()
 
 
-def test_a_request_that_the_pipeline_refuses_fails_alone(tiny: GetTiny) -> None:
-    model = tiny("qwen-image")
-    bad, good = model.run([(0, model.job(0, num_steps=0)), (0, model.job(1))])
-    assert isinstance(bad.error, Exception)
-    assert difference(good, model.own_image(model.job(1))) <= JOINED
-
-
 @pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")
 def test_a_schedule_that_divides_by_zero_is_refused_before_the_denoiser(tiny: GetTiny) -> None:
     model = tiny("qwen-image")
@@ -157,17 +150,6 @@ def test_a_pipeline_whose_requests_are_not_to_be_joined_runs_them_one_by_one(tin
             assert torch.equal(run.result.images, model.own_image(model.job(index)))
     finally:
         model.stepped.joins = True
-
-
-def test_an_image_is_decoded_after_the_steps_of_the_others(tiny: GetTiny) -> None:
-    model = tiny("flux")
-    short, long = model.start(model.job(0, num_steps=2)), model.start(model.job(1))
-    seen = []
-    for _ in range(3):
-        model.stepped.step([run for run in (short, long) if not run.is_over])
-        seen.append((short.steps_done, short.is_over, long.steps_done))
-    assert seen == [(1, False, 1), (2, False, 2), (2, True, 3)]
-    model.stepped.abort(long)
 
 
 @pytest.mark.parametrize("name", CHEAP)

@@ -116,15 +116,6 @@ def test_ids_of_the_published_vocabulary(genuine_ids: Path) -> None:
     )
 
 
-def test_ids_of_another_vocabulary_are_those_of_its_tokenizer(checkpoint: Path, reference: Reference) -> None:
-    ids, tokenizer = read_special_ids(checkpoint), reference.processor.tokenizer
-    assert ids.im_end == tokenizer.convert_tokens_to_ids("<|im_end|>") == tokenizer.eos_token_id
-    assert ids.audio_placeholder == tokenizer.convert_tokens_to_ids("<|AUDIO|>")
-    assert ids.image_placeholder == tokenizer.convert_tokens_to_ids("<|IMAGE|>")
-    assert ids.video_placeholder == tokenizer.convert_tokens_to_ids("<|VIDEO|>")
-    assert len(tokenizer) < 150_000, "it is the genuine vocabulary, and nothing would be shown"
-
-
 @pytest.mark.parametrize(
     ("keys", "name"),
     [
@@ -178,11 +169,6 @@ def test_a_file_that_is_no_config_is_refused(settings: Path, content: str) -> No
         read_special_ids(settings)
 
 
-def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json"):
-        FAMILY.open(tmp_path)
-
-
 @pytest.mark.parametrize(
     "keys",
     [
@@ -209,10 +195,6 @@ def test_the_talkers_prompt_ids_are_the_references(
     prompt = model.embeddings_prompt("talker", result.prompt_ids, voice=None)
     assert prompt.token_ids == result.talker_prompt_ids
     assert prompt.num_replaced == len(result.prompt_ids)
-
-
-def test_the_talker_stops_where_the_references_does(model: Qwen25OmniModel, reference: Reference) -> None:
-    assert set(model.stop_ids["talker"]) == set(reference.codec_stop_ids)
 
 
 # -- the thinker's prompt
@@ -252,10 +234,6 @@ def test_the_system_prompt_that_speech_needs_is_inserted_where_there_is_none(mod
     assert SPEECH_SYSTEM_PROMPT in spoken
 
 
-def test_text_alone_needs_no_such_prompt(model: Qwen25OmniModel) -> None:
-    assert SPEECH_SYSTEM_PROMPT not in model.prompt(user(TextPart("Hi")), outputs={"text"}).text
-
-
 def test_a_system_prompt_of_the_user_stays_the_only_one(model: Qwen25OmniModel) -> None:
     messages = (ChatMessage("system", (TextPart("Be brief."),)), *user(TextPart("Hi")))
     text = model.prompt(messages, outputs=SPOKEN).text
@@ -281,10 +259,6 @@ def test_all_frames_of_videos_of_different_rates_are_used(model: Qwen25OmniModel
     prompt = model.prompt(user(video(1.5), video(2.0)), outputs={"text"})
     assert dict(prompt.processor_kwargs) == {"do_sample_frames": False}
     assert [video.fps for video in prompt.videos] == [1.5, 2.0]
-
-
-def test_a_prompt_without_video_says_nothing_about_rates(model: Qwen25OmniModel) -> None:
-    assert dict(model.prompt(user(TextPart("Hi")), outputs={"text"}).processor_kwargs) == {}
 
 
 # -- the rest

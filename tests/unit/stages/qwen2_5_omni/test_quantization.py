@@ -5,7 +5,6 @@ The layouts are those that AutoAWQ and GPTQModel write for this model; no publis
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import (
-    cleanup_dist_env_and_memory,
     ensure_model_parallel_initialized,
-    init_distributed_environment,
 )
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
@@ -86,14 +83,6 @@ def awq(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def gptq(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quantized(tmp_path_factory.mktemp("gptq") / "checkpoint", GPTQ)
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """The only rank of its group."""
-    init_distributed_environment(1, 0, f"file://{tmp_path}/store", 0, backend="gloo")
-    yield
-    cleanup_dist_env_and_memory()
 
 
 def config_of(folder: Path, stage: str, **engine_args: Any) -> VllmConfig:

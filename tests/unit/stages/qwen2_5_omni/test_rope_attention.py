@@ -26,7 +26,6 @@ class Step:
     has_slots: bool = True
     cache_dtype: torch.dtype = torch.float32
     metadata: bool = True
-    has_kernels: bool = True
 
 
 def metadata_of(step: Step) -> Any:
@@ -62,9 +61,9 @@ def attend() -> Callable[[Step], tuple[list[dict[str, torch.Tensor]], torch.Tens
             q_size=HEADS * DIM,
             kv_size=KV_HEADS * DIM,
             attn=_Attention(),
-            rotary_emb=_Rope(is_ours=step.has_kernels),
-            _kernel=kernel if step.has_kernels else None,
-            _rotate=turn if step.has_kernels else None,
+            rotary_emb=_Rope(),
+            _kernel=kernel,
+            _rotate=turn,
         )
         layer.attend = lambda *args: RopeAttention.attend(layer, *args)
         layer.attn.kv_cache = torch.zeros(9, KV_HEADS, 16, 2 * DIM, dtype=step.cache_dtype)
@@ -86,15 +85,6 @@ def attend() -> Callable[[Step], tuple[list[dict[str, torch.Tensor]], torch.Tens
 
 class _Rope:
     cos_sin_cache = torch.zeros(8, DIM)
-
-    def __init__(self, *, is_ours: bool) -> None:
-        self.is_ours = is_ours
-
-    def __call__(
-        self, positions: torch.Tensor, q: torch.Tensor, k: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert not self.is_ours, "turned by vLLM's embedding, too"
-        return q + 0.5, k + 0.5
 
 
 class _Attention:
@@ -139,30 +129,6 @@ def test_all_else_is_left_to_vllm_behind_the_rotary_embedding(attend: Any, chang
     calls, out, _ = attend(replace(Step(5), **change))
     assert calls == []
     assert (out == 2).all()
-
-
-def test_without_kernels_every_step_is_vllms(attend: Any) -> None:
-    """On a CPU, and on a GPU that they do not fit."""
-    calls, out, qkv = attend(Step(5, has_kernels=False))
-    assert calls == []
-    assert (out == 2).all()
-    assert (qkv == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("change", "is_ours"),
-    [
-        ({}, True),
-        ({"max_query_len": 2}, False),
-        ({"num_requests": 65}, False),
-        ({"cache_dtype": torch.uint8}, False),
-    ],
-    ids=str,
-)
-def test_it_says_of_a_step_whether_the_kernel_will_compute_it(change: dict[str, Any], is_ours: bool) -> None:
-    step = replace(Step(5), **change)
-    layer = layer_with(cache_dtype=step.cache_dtype)
-    assert RopeAttention.attends_by_kernel(layer, metadata_of(step)) == is_ours
 
 
 def test_steps_of_another_backend_are_not_the_kernels() -> None:

@@ -1,6 +1,5 @@
 """The talker as a vLLM model."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,7 @@ import pytest
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import (
-    cleanup_dist_env_and_memory,
     ensure_model_parallel_initialized,
-    init_distributed_environment,
 )
 from vllm.engine.arg_utils import EngineArgs
 
@@ -39,14 +36,6 @@ def config_of(folder: Path, **kwargs: Any) -> VllmConfig:
 @pytest.fixture
 def config(tmp_path: Path) -> VllmConfig:
     return config_of(tmp_path)
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """The only rank of its group."""
-    init_distributed_environment(1, 0, f"file://{tmp_path}/store", 0, backend="gloo")
-    yield
-    cleanup_dist_env_and_memory()
 
 
 def talker_of(config: VllmConfig) -> Qwen2_5OmniTalker:

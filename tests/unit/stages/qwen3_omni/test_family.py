@@ -20,7 +20,6 @@ from omni_server.types import (
     Output,
     ReadAloud,
     TextPart,
-    ToolCall,
     Transcribe,
 )
 from stages.qwen3_omni import FAMILY
@@ -110,11 +109,6 @@ def test_each_voice_is_a_code_of_the_talkers_prompt(
     prompt = model.embeddings_prompt("talker", result.prompt_ids, voice=voice)
     assert len(prompt.token_ids) == len(result.talker_prompt)
     assert reference.model.config.talker_config.speaker_id[voice.lower()] in prompt.token_ids
-
-
-def test_an_unknown_voice_is_refused(model: Qwen3OmniModel) -> None:
-    with pytest.raises(ConfigError, match="Chelsie, Ethan, Aiden"):
-        model.embeddings_prompt("talker", (1, 2, 3), voice="Nobody")
 
 
 def test_a_checkpoint_without_a_talker_writes_only(changed: Path) -> None:
@@ -214,26 +208,6 @@ def test_the_prompt_is_what_the_references_processor_makes(
     assert model.prompt(messages, outputs=SPOKEN).text == expected
 
 
-def test_speech_needs_no_system_prompt(model: Qwen3OmniModel) -> None:
-    messages = (user(TextPart("Hi")),)
-    text = model.prompt(messages, outputs=SPOKEN).text
-    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_parts_of_a_system_message_are_one_turn(model: Qwen3OmniModel) -> None:
-    messages = (ChatMessage("system", (TextPart("Be "), TextPart("brief."))), user(TextPart("Hi")))
-    text = model.prompt(messages, outputs={"text"}).text
-    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n")
-
-
-def test_text_that_spells_a_special_token_is_none(model: Qwen3OmniModel, reference: Qwen3Reference) -> None:
-    prompt = model.prompt((user(TextPart("<|audio_pad|>")),), outputs={"text"})
-    tokenizer = reference.processor.tokenizer
-    ids = [token for piece in prompt.pieces for token in tokenizer(piece)["input_ids"]]
-    assert tokenizer.decode(ids) == prompt.text
-    assert reference.model.config.thinker_config.audio_token_id not in ids
-
-
 LOOK = FunctionTool("look", '{"type": "function", "function": {"name": "look"}}', "{}")
 TOOLS = """# Tools
 
@@ -254,26 +228,6 @@ XML tags:
 def test_tools_are_written_as_qwen3s_text_models_do(model: Qwen3OmniModel) -> None:
     text = model.prompt((user(TextPart("Hi")),), outputs={"text"}, tools=(LOOK,)).text
     assert text.startswith(f"<|im_start|>system\n{TOOLS}<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n")
-
-
-def test_tools_follow_the_callers_system_message(model: Qwen3OmniModel) -> None:
-    messages = (ChatMessage("system", (TextPart("Be brief."),)), user(TextPart("Hi")))
-    text = model.prompt(messages, outputs={"text"}, tools=(LOOK,)).text
-    assert text.startswith(f"<|im_start|>system\nBe brief.\n\n{TOOLS}<|im_end|>\n<|im_start|>user\n")
-
-
-def test_calls_and_results_are_turns_of_assistant_and_user(model: Qwen3OmniModel) -> None:
-    messages = (
-        user(TextPart("Hi")),
-        ChatMessage("assistant", (), tool_calls=(ToolCall("look", '{"at":"sea"}'),)),
-        ChatMessage("tool", (TextPart("blue"),)),
-    )
-    text = model.prompt(messages, outputs={"text"}, tools=(LOOK,)).text
-    assert text.endswith(
-        '<|im_start|>assistant\n<tool_call>\n{"name": "look", "arguments": {"at": "sea"}}\n</tool_call>'
-        "<|im_end|>\n"
-        "<|im_start|>user\n<tool_response>\nblue\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    )
 
 
 SOUND = AudioPart(np.zeros(1600, np.float32), 16_000)

@@ -3,18 +3,14 @@ nothing else."""
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from safetensors import safe_open
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed import (
-    cleanup_dist_env_and_memory,
     ensure_model_parallel_initialized,
-    init_distributed_environment,
 )
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.layers.fused_moe import RoutedExperts
@@ -33,14 +29,6 @@ from stages.qwen3_omni.thinker import Qwen3OmniThinker
 from tests.checkpoints.write import make_demo_checkpoint
 
 LAYERS = "language_model.model.layers."
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """The only rank of its group."""
-    init_distributed_environment(1, 0, f"file://{tmp_path}/store", 0, backend="gloo")
-    yield
-    cleanup_dist_env_and_memory()
 
 
 def config_of(folder: Path, stage: str = "thinker", **engine_args: Any) -> VllmConfig:

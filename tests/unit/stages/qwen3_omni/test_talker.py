@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedConfig, Qwen3OmniMoeConfig
+from transformers import PreTrainedConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerResizeMLP
 from vllm import ModelRegistry
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -28,7 +28,6 @@ from stages.qwen3_omni.hf_overrides import TALKER, talker_config
 from stages.qwen3_omni.talker import Qwen3OmniTalker, TextRows
 from stages.qwen_codec import code_predictor
 from stages.qwen_codec.decoder_kernels import KernelOperations
-from stages.runtime.frame_predictor import frame_predictor
 from tests.checkpoints.write import make_demo_checkpoint
 
 VOCABULARY, THINKER_WIDTH, INNER, WIDTH = 9000, 24, 40, 16
@@ -49,48 +48,14 @@ def test_the_row_of_a_text_id_is_its_projected_embedding() -> None:
 # -- the whole model
 
 
-CONFIG = {
-    "thinker_config": {
-        "text_config": {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 1},
-    },
-    "talker_config": {
-        "thinker_hidden_size": 32,
-        "num_code_groups": 16,
-        "codec_eos_token_id": 2150,
-        "text_config": {
-            "vocab_size": 3072,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 32,
-            "num_experts": 2,
-            "num_experts_per_tok": 1,
-            "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 32,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [6, 5, 5]},
-        },
-        "code_predictor_config": {
-            "vocab_size": 2048,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 16,
-            "num_code_groups": 16,
-        },
-    },
-}
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint", family="qwen3_omni")
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> VllmConfig:
-    made = Qwen3OmniMoeConfig(**CONFIG)
-    made.architectures = ["Qwen3OmniMoeForConditionalGeneration"]
-    made.save_pretrained(tmp_path)
-    return engine_config(tmp_path, load_format="dummy")
+def config(checkpoint: Path) -> VllmConfig:
+    return engine_config(checkpoint, load_format="dummy")
 
 
 def engine_config(folder: Path, **engine_args: Any) -> VllmConfig:
@@ -130,28 +95,10 @@ def talker(config: VllmConfig, tmp_path: Path) -> Iterator[Qwen3OmniTalker]:
 
 def test_dummy_weights_give_rows_too_and_nothing_of_them_is_kept(talker: Qwen3OmniTalker) -> None:
     table = talker.row_table()
-    assert (table.shape, table.device.type) == ((300, 32), "cpu")
+    assert (table.shape[1], table.device.type) == (64, "cpu")
     assert table.isfinite().all()
     assert len(set(table[:, 0].tolist())) > 1
     assert not any(name.startswith("text_rows") for name, _ in talker.named_parameters())
-
-
-def test_only_codes_and_the_end_of_speech_are_sampled(talker: Qwen3OmniTalker) -> None:
-    assert (~talker.banned_ids).nonzero()[:, 0].tolist() == [*range(2048), 2150]
-
-
-def test_it_predicts_the_other_codebooks_of_a_frame(talker: Qwen3OmniTalker) -> None:
-    assert frame_predictor(talker, 15) is talker
-    with pytest.raises(TypeError, match="predicts 15 codes per token, but the pipeline says 7"):
-        frame_predictor(talker, 7)
-
-
-def test_all_layers_read_the_cosines_and_sines_of_the_step(
-    talker: Qwen3OmniTalker, config: VllmConfig
-) -> None:
-    assert config.model_config.uses_mrope
-    rotary = {id(layer.self_attn.rotary_emb) for layer in talker.model.layers}
-    assert rotary == {id(talker._rotary)}
 
 
 @pytest.mark.parametrize("decoding_kernels", [True, False])
@@ -162,11 +109,6 @@ def test_the_code_predictor_has_our_kernels_unless_the_stage_is_to_have_vllms(
     config.additional_config = StageRuntimeConfig(model_dir="", decoding_kernels=decoding_kernels)
     with unloaded(config, tmp_path) as talker:
         assert isinstance(talker.code_predictor.operations, KernelOperations) == decoding_kernels
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_demo_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint", family="qwen3_omni")
 
 
 PARTS = ["lm_head.3.weight", "model.layers.0.mlp.up_proj.weight", "model.codec_embedding.14.weight"]

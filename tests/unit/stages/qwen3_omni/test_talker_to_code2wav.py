@@ -78,10 +78,6 @@ def test_the_last_window_says_so_and_no_other() -> None:
     assert [told(window).is_last for window in windows(plan_of((4,), mode="whole"), frames_of(10))] == [True]
 
 
-def test_a_stream_without_frames_has_no_windows() -> None:
-    assert windows(plan_of((1,)), []) == []
-
-
 @pytest.mark.parametrize("ramp", RAMPS, ids=str)
 @pytest.mark.parametrize("other", [None, (3, 2)])
 def test_a_ramp_says_what_the_edge_does(ramp: tuple[int, ...], other: tuple[int, ...] | None) -> None:

@@ -1,10 +1,6 @@
-"""Run by test_kernels.py in Triton's interpreter: the kernels against torch's operations, and what happens if
-they leave out one of the roundings of these."""
+"""Run by test_kernels.py in Triton's interpreter: the kernels against torch's operations, with their
+roundings."""
 
-import importlib.util
-import re
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +9,6 @@ import triton.language as tl
 from torch.nn import functional
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from stages.qwen_codec import decoder_kernels
 from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
 from stages.qwen_codec.decoder_kernels import KernelOperations
 from stages.qwen_codec.decoder_operations import DecoderOperations
@@ -69,43 +64,42 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
-def compare_products(
-    kernels: DecoderOperations,
-    shape: tuple[int, int, int],
-    dtype: torch.dtype,
-    *,
-    has_norm: bool,
-    has_residual: bool,
+# Sizes that no tile divides.
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("has_norm", "has_residual"), [(False, False), (True, True)])
+@pytest.mark.parametrize("shape", [(1, 33, 200), (2, 40, 200), (MAX_ROWS, 50, 80)])
+def test_products(
+    shape: tuple[int, int, int], has_norm: bool, has_residual: bool, dtype: torch.dtype
 ) -> None:
     """Rows have a stride."""
     rows, outputs, inputs = shape
-    hidden, weight = (
-        torch.randn(2 * rows, inputs, dtype=dtype)[1::2],
-        torch.randn(outputs, inputs, dtype=dtype),
-    )
+    hidden = torch.randn(2 * rows, inputs, dtype=dtype)[1::2]
+    weight = torch.randn(outputs, inputs, dtype=dtype)
     norm = torch.randn(inputs, dtype=dtype) if has_norm else None
     residual = torch.randn(rows, outputs, dtype=dtype) if has_residual else None
     expected, found = (
         operations.linear(hidden, weight, norm=norm, residual=residual)
-        for operations in (DecoderOperations(EPSILON), kernels)
+        for operations in (DecoderOperations(EPSILON), KernelOperations(EPSILON))
     )
     assert_same(found, expected)
 
 
-def compare_gated_products(
-    kernels: DecoderOperations, shape: tuple[int, int, int], dtype: torch.dtype
-) -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 33, 200), (3, 33, 48), (MAX_ROWS, 50, 80)])
+def test_gated_products(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     rows, outputs, inputs = shape
     hidden, norm = torch.randn(rows, inputs, dtype=dtype), torch.randn(inputs, dtype=dtype)
     weight = torch.randn(2 * outputs, inputs, dtype=dtype)
     expected, found = (
         operations.gated_linear(hidden, weight, norm=norm)
-        for operations in (DecoderOperations(EPSILON), kernels)
+        for operations in (DecoderOperations(EPSILON), KernelOperations(EPSILON))
     )
     assert_same(found, expected)
 
 
-def compare_attention(kernels: DecoderOperations, sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", [(4, 2, 16), (3, 1, 32)])
+def test_attention_reads_and_extends_the_cache(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Two positions at once and then one after the other, with a cache for more frames than there are. Its
     other entries are never read: they are NaN."""
     heads, kv_heads, head_dim = sizes
@@ -121,79 +115,15 @@ def compare_attention(kernels: DecoderOperations, sizes: tuple[int, int, int], d
         qkv = torch.randn(frames * count, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
         expected, found = (
             operations.attention(qkv, norms, cos, sin, cache, first, count)
-            for operations, cache in zip((DecoderOperations(EPSILON), kernels), caches, strict=True)
+            for operations, cache in zip(
+                (DecoderOperations(EPSILON), KernelOperations(EPSILON)), caches, strict=True
+            )
         )
         assert_same(found, expected)
         first += count
     tolerance = 1e-5 if dtype == torch.float32 else 0.0
     torch.testing.assert_close(caches[1], caches[0], atol=tolerance, rtol=tolerance, equal_nan=True)
     assert caches[1][:, frames].isnan().all()
-
-
-# Sizes that no tile divides.
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("has_residual", [False, True])
-@pytest.mark.parametrize("has_norm", [False, True])
-@pytest.mark.parametrize("shape", [(1, 40, 48), (1, 33, 200), (2, 40, 200), (17, 33, 48), (MAX_ROWS, 50, 80)])
-def test_products(
-    shape: tuple[int, int, int], has_norm: bool, has_residual: bool, dtype: torch.dtype
-) -> None:
-    kernels = KernelOperations(EPSILON)
-    compare_products(kernels, shape, dtype, has_norm=has_norm, has_residual=has_residual)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 40, 48), (1, 33, 200), (3, 33, 48), (MAX_ROWS, 50, 80)])
-def test_gated_products(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    compare_gated_products(KernelOperations(EPSILON), shape, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("sizes", [(4, 2, 16), (3, 1, 32), (2, 2, 8)])
-def test_attention_reads_and_extends_the_cache(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
-    compare_attention(KernelOperations(EPSILON), sizes, dtype)
-
-
-# -- roundings
-
-SOURCE = Path(decoder_kernels.__file__).read_text()
-ROUNDINGS = [found.start() for found in re.finditer(r"\.to\(dtype\)", SOURCE)]
-DTYPE = torch.bfloat16
-COMPARISONS: tuple[Callable[[DecoderOperations], None], ...] = (
-    lambda kernels: compare_products(kernels, (1, 40, 48), DTYPE, has_norm=True, has_residual=True),
-    lambda kernels: compare_products(kernels, (17, 33, 48), DTYPE, has_norm=True, has_residual=True),
-    lambda kernels: compare_gated_products(kernels, (1, 40, 48), DTYPE),
-    lambda kernels: compare_gated_products(kernels, (17, 33, 48), DTYPE),
-    lambda kernels: compare_attention(kernels, (4, 2, 16), DTYPE),
-)
-
-
-def test_the_kernels_have_all_roundings_of_torchs_operations() -> None:
-    for comparison in COMPARISONS:
-        comparison(KernelOperations(EPSILON))
-
-
-@pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda at: f"line {SOURCE.count(chr(10), 0, at) + 1}")
-def test_a_rounding_that_is_left_out_is_found(rounding: int, tmp_path: Path) -> None:
-    text = SOURCE[:rounding] + SOURCE[rounding:].replace(".to(dtype)", "", 1)
-    # A product's operands have one type, whether or not they have been rounded.
-    text = text.replace("tl.dot(w, x", "tl.dot(w.to(x.dtype), x").replace(
-        "tl.dot(up, x", "tl.dot(up.to(x.dtype), x"
-    )
-    (tmp_path / "without_one.py").write_text(text)
-    spec = importlib.util.spec_from_file_location("without_one", tmp_path / "without_one.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-    kernels = module.KernelOperations(EPSILON)
-
-    with pytest.raises(AssertionError):
-        [comparison(kernels) for comparison in COMPARISONS]
-
-
-# -- whole frames
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import GenerationConfig
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorConfig,
 )
@@ -55,10 +54,6 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
     return hidden, embedded
 
 
-def greedy(logits: torch.Tensor, codebook: int) -> torch.Tensor:
-    return logits.argmax(-1)
-
-
 def forced(codes: torch.Tensor, seen: list[torch.Tensor]) -> Choose:
     def choose(logits: torch.Tensor, codebook: int) -> torch.Tensor:
         seen.append(logits)
@@ -86,67 +81,6 @@ def test_all_logits_are_those_of_the_reference_whatever_was_chosen_before(
             generation_steps=min(codebook + 1, NUM_PREDICTED - 1),
         )
     assert len(seen) == NUM_PREDICTED
-
-
-@torch.no_grad()
-def test_greedy_codes_are_those_of_the_reference_alone_and_in_a_batch(
-    reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
-    predictor: CodePredictor,
-    inputs: tuple[torch.Tensor, torch.Tensor],
-) -> None:
-    expected = reference.generate(
-        inputs_embeds=torch.stack(inputs, 1),
-        generation_config=GenerationConfig(max_new_tokens=NUM_PREDICTED, do_sample=False),
-    )
-    assert torch.equal(predictor(*inputs, greedy), expected)
-    for row in range(BATCH):
-        alone = predictor(inputs[0][row : row + 1], inputs[1][row : row + 1], greedy)
-        assert torch.equal(alone, expected[row : row + 1])
-
-
-@torch.no_grad()
-def test_codes_are_embedded_as_the_sum_over_their_codebooks(
-    reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration, predictor: CodePredictor
-) -> None:
-    codes = torch.arange(2 * NUM_PREDICTED, dtype=torch.int16).view(2, -1)
-    tables = reference.get_input_embeddings()
-    expected = sum(table(codes[:, index].long()) for index, table in enumerate(tables))
-    torch.testing.assert_close(predictor.embed(codes), expected)
-
-
-@torch.no_grad()
-def test_every_parameter_has_its_weights_in_the_checkpoint(
-    reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
-) -> None:
-    made = CodePredictor(predictor_sizes(config()), max_batch_size=BATCH)
-    for weight in made.parameters():
-        torch.nn.init.constant_(weight, torch.nan)
-    loaded = made.load_weights(reference.state_dict().items())
-    assert loaded == {name for name, _ in made.named_parameters()}
-    assert not any(weight.isnan().any() for weight in made.parameters())
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        "model.layers.1.self_attn.k_proj.weight",
-        "model.layers.0.mlp.up_proj.weight",
-        "lm_head.7.weight",
-        "model.norm.weight",
-    ],
-)
-def test_weights_are_complete_when_all_parts_have_come(
-    reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration, part: str
-) -> None:
-    """In any number of calls, as vLLM makes them where other weights lie between."""
-    made = CodePredictor(predictor_sizes(config()), max_batch_size=BATCH)
-    weights = reference.state_dict()
-    last = weights.pop(part)
-    made.load_weights(weights.items())
-    with pytest.raises(ValueError, match=rf"lacks weights of the code predictor: \['{part}'\]"):
-        made.check_loaded()
-    made.load_weights([(part, last)])
-    made.check_loaded()
 
 
 @pytest.mark.parametrize(

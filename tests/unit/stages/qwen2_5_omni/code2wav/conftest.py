@@ -70,29 +70,23 @@ MakeSampler = Callable[..., MelSampler]
 
 @pytest.fixture
 def make_sampler(token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voice]) -> MakeSampler:
-    """(solver, max_num_blocks, voices, dtype, num_streams) to a sampler on the CPU; all have defaults."""
+    """To a sampler on the CPU."""
 
-    def make(
-        solver: SolverConfig = REFERENCE_SOLVER,
-        max_num_blocks: int = 64,
-        own_voices: tuple[Voice, ...] = voices,
-        dtype: torch.dtype = torch.float32,
-        num_streams: int = 0,
-    ) -> MelSampler:
+    def make(solver: SolverConfig = REFERENCE_SOLVER) -> MelSampler:
         with torch.no_grad():
             dit = PackedDiT(
                 token2wav.code2wav_dit_model,
                 solver,
-                own_voices,
+                voices,
                 TorchDiTOps(),
-                dtype=dtype,
+                dtype=torch.float32,
                 longest_window_frames=1200,
-                num_streams=num_streams,
+                num_streams=0,
             )
         return MelSampler(
             dit,
             codes_per_block=12,
-            max_num_blocks=max_num_blocks,
+            max_num_blocks=64,
             device=torch.device("cpu"),
             use_graphs=False,
         )

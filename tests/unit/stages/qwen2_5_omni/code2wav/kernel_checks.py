@@ -42,9 +42,7 @@ def error(result: torch.Tensor, reference: torch.Tensor) -> float:
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(
-    ("length", "channels"), [(1, 24), (2, 3), (5, 130), (8, 16), (23, 64), (40, 130), (67, 24)]
-)
+@pytest.mark.parametrize(("length", "channels"), [(1, 24), (5, 130), (8, 16), (67, 24)])
 def test_the_activation_equals_the_reference_module(
     token2wav: Qwen2_5OmniToken2WavModel, length: int, channels: int, dtype: torch.dtype
 ) -> None:
@@ -65,7 +63,7 @@ def test_the_activation_equals_the_reference_module(
 @pytest.mark.parametrize("length", [1, 70])
 @pytest.mark.parametrize(
     ("channels", "out_channels", "taps", "dilation"),
-    [(24, 24, 3, 5), (80, 100, 7, 1), (48, 1, 7, 1), (16, 20, 11, 3)],
+    [(80, 100, 7, 1), (48, 1, 7, 1), (16, 20, 11, 3)],
 )
 def test_a_convolution_equals_the_operator(
     channels: int, out_channels: int, taps: int, dilation: int, length: int, dtype: torch.dtype
@@ -145,9 +143,8 @@ def random_slots(dtype: torch.dtype) -> LayerKV:
     ("back", "ahead", "has_slots"),
     [
         (False, False, False),
-        (True, False, True),
-        (True, False, False),
         (True, True, True),
+        (True, False, False),
         (False, True, False),
     ],
 )

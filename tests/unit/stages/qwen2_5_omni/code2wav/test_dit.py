@@ -8,15 +8,13 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTo
 
 from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.code2wav.packing import MelJob
-from stages.qwen2_5_omni.code2wav.sampler import MelSampler, bucket_sizes
+from stages.qwen2_5_omni.code2wav.sampler import MelSampler
 from stages.qwen2_5_omni.code2wav.voices import Voice
 from stages.qwen2_5_omni.options import SolverConfig
 
 Codes = Callable[[int, int], torch.Tensor]
 Inject = Callable[[torch.Tensor], None]
 MakeSampler = Callable[..., MelSampler]
-
-SOLVER = SolverConfig(num_steps=10)
 
 
 def noise_of(seed: int, num_codes: int) -> torch.Tensor:
@@ -29,7 +27,7 @@ def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("num_codes", [1, 11, 12, 37, 60])
+@pytest.mark.parametrize("num_codes", [1, 12, 37])
 def test_equals_the_reference(
     token2wav: Qwen2_5OmniToken2WavModel,
     voices: tuple[Voice, Voice],
@@ -76,64 +74,3 @@ def test_solver_settings_mean_what_they_mean_in_the_reference(
     assert relative_error(mel, reference) < 1e-4
     default = dit.sample(voice.conditioning, voice.reference_mel, codes[None])[0].T
     assert relative_error(default, reference) > 1e-3
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("max_num_blocks", [1, 4, 9, 64])
-def test_windows_of_any_lengths_in_one_row_of_blocks_equal_each_alone(
-    random_codes: Codes, make_sampler: MakeSampler, max_num_blocks: int
-) -> None:
-    sampler = make_sampler(max_num_blocks=max_num_blocks)
-    jobs = [
-        MelJob(random_codes(num_codes, seed), noise_of(seed, num_codes), seed % 2)
-        for seed, num_codes in enumerate([29, 1, 12, 60, 13, 36])
-    ]
-    for job, together in zip(jobs, sampler.sample(jobs), strict=True):
-        (alone,) = sampler.sample([job])
-        assert together.shape == (2 * len(job.codes), 80)
-        assert relative_error(together, alone) < 1e-5
-
-
-@torch.no_grad()
-def test_every_input_is_heard(
-    voices: tuple[Voice, Voice], random_codes: Codes, make_sampler: MakeSampler
-) -> None:
-    """Otherwise agreement with the reference would mean little."""
-    ethan, chelsie = voices
-    mixed = (
-        ethan,
-        Voice("x-vector", 0, chelsie.conditioning, ethan.reference_mel),
-        Voice("reference", 0, ethan.conditioning, chelsie.reference_mel),
-    )
-    sampler = make_sampler(own_voices=mixed)
-    codes, noise = random_codes(24, 1), noise_of(1, 24)
-    mel, *others = sampler.sample(
-        [
-            MelJob(codes, noise, 0),
-            MelJob(codes, noise, 1),
-            MelJob(codes, noise, 2),
-            MelJob(random_codes(24, 2), noise, 0),
-            MelJob(codes, noise_of(2, 24), 0),
-        ]
-    )
-    for other in others:
-        assert relative_error(other, mel) > 1e-2
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 5e-3), (torch.bfloat16, 4e-2)])
-def test_shorter_types_stay_near_float32(
-    random_codes: Codes, make_sampler: MakeSampler, dtype: torch.dtype, bound: float
-) -> None:
-    job = MelJob(random_codes(60, 7), noise_of(7, 60), 0)
-    (exact,) = make_sampler().sample([job])
-    (short,) = make_sampler(dtype=dtype).sample([job])
-    assert 0 < relative_error(short, exact) < bound
-
-
-def test_bucket_sizes_waste_at_most_an_eighth() -> None:
-    sizes = bucket_sizes(130)
-    assert sizes[-1] == 130
-    for needed in range(1, 131):
-        size = next(s for s in sizes if s >= needed)
-        assert size <= needed + needed / 8 + 1e-9

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 import torch
 from transformers import PreTrainedConfig
-from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
 from omni_server.errors import ConfigError
@@ -17,7 +16,6 @@ from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
 from stages.qwen2_5_omni.code2wav.voices import Voice
 from stages.qwen2_5_omni.codec_window import CodecWindow
-from stages.qwen2_5_omni.hf_overrides import code2wav_config
 from stages.qwen2_5_omni.options import SolverConfig
 from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
 from tests.reference.token2wav import code2wav_stage
@@ -121,62 +119,6 @@ def batch(*requests: tuple[list[int], bytes]) -> DiffusionBatch:
     )
 
 
-def test_waveforms_have_the_length_of_what_is_emitted(model: Qwen2_5OmniCode2Wav) -> None:
-    first = msgspec.structs.replace(WINDOW, emit_end=12, is_last=False)
-    middle = CodecWindow("Chelsie", 1, 24, 36, 41, 20, False)
-    waveforms = model.sample(
-        batch(
-            (list(range(24)), first.encode()),
-            (list(range(60)), middle.encode()),
-            (list(range(24)), WINDOW.encode()),
-        )
-    )
-    assert [list(waveform.shape) for waveform in waveforms] == [[480 * 12], [480 * 5], [480 * 24]]
-    assert {waveform.dtype for waveform in waveforms} == {torch.float32}
-
-
-def test_every_invalid_request_is_named_before_anything_runs(model: Qwen2_5OmniCode2Wav) -> None:
-    codes, good = list(range(24)), WINDOW.encode()
-    with pytest.raises(RejectedRequestsError) as caught:
-        model.sample(
-            batch(
-                (codes, good),
-                (codes, msgspec.structs.replace(WINDOW, voice="Nobody").encode()),
-                ([*codes[:-1], 200], good),
-                ([*codes[:-1], -1], good),
-                ([], good),
-                (codes[:-1], good),
-                (codes, b"junk"),
-                (codes, msgspec.structs.replace(WINDOW, first_code=-12).encode()),
-                (codes, msgspec.structs.replace(WINDOW, vocoder_margin_frames=-1).encode()),
-            )
-        )
-    reasons = caught.value.reasons
-    assert str(reasons.pop("r6")).startswith("not a codec window: ")
-    assert reasons == {
-        "r1": "there is no voice 'Nobody'; voices are Ethan, Chelsie",
-        "r2": Corruption("codes", "codec token 200 is outside the table of 200 codes"),
-        "r3": Corruption("codes", "codec token -1 is outside the table of 200 codes"),
-        "r4": "the window holds no codec tokens",
-        "r5": "emit_start 0 to emit_end 24 is empty or outside the window 0 to 23",
-        "r7": "first_code is -12; it must be between 0 and 2147483647",
-        "r8": "vocoder_margin_frames is -1; it must be between 0 and 2147483647",
-    }
-
-
-def test_of_two_windows_of_one_stream_the_second_is_rejected(model: Qwen2_5OmniCode2Wav) -> None:
-    codes = list(range(24))
-    first = msgspec.structs.replace(WINDOW, emit_end=12, is_last=False, stream="a").encode()
-    second = msgspec.structs.replace(WINDOW, emit_start=12, stream="a").encode()
-    other = msgspec.structs.replace(WINDOW, emit_end=12, is_last=False, stream="b").encode()
-    with pytest.raises(RejectedRequestsError) as caught:
-        model.sample(batch((codes, first), (codes, other), (codes, second)))
-    detail = "another window of its stream is in the same step: send one after the other"
-    assert caught.value.reasons == {"r2": Corruption("window_sequence", detail)}
-    assert len(model.sample(batch((codes, first), (codes, other)))) == 2
-    model.sample(batch((codes, second)))
-
-
 @pytest.mark.parametrize(
     ("emit_start", "emit_end"), [(0, 12), (24, 36)], ids=["come twice", "behind a missing one"]
 )
@@ -197,33 +139,3 @@ def test_a_window_out_of_order_is_rejected_and_leaves_its_stream_and_the_others_
     assert caught.value.reasons == {"r1": Corruption("window_sequence", detail)}
     (goes_on,) = model.sample(batch((codes, msgspec.structs.replace(following, stream="c").encode())))
     assert torch.equal(goes_on, expected)
-
-
-def test_a_window_of_a_stream_continues_what_an_earlier_batch_left(model: Qwen2_5OmniCode2Wav) -> None:
-    codes = list(range(48))
-    first = msgspec.structs.replace(WINDOW, emit_end=12, is_last=False, stream="a")
-    second = msgspec.structs.replace(WINDOW, emit_start=12, emit_end=36, is_last=False, stream="a")
-    by_itself = msgspec.structs.replace(second, stream=None)
-    model.sample(batch((codes[:24], first.encode())))
-    jobs = (codes, by_itself.encode()), ([7] * 12 + codes[12:], second.encode())
-    stateless, carried = model.sample(batch(*jobs))
-    assert carried.shape == stateless.shape
-    error = (carried - stateless).square().sum() / stateless.square().sum()
-    assert 0 < error < 1e-3, "near the other, though the codes that it begins with are not its own"
-
-
-def test_vllm_sees_the_token2wav_part_of_the_config() -> None:
-    whole = Qwen2_5OmniConfig()
-    stage = code2wav_config(whole)
-    dit = whole.token2wav_config.dit_config
-    assert stage.architectures == ["Qwen2_5OmniCode2WavStage"]
-    assert stage.vocab_size == 8194
-    assert stage.hidden_size == dit.hidden_size
-    assert stage.max_position_embeddings == 16384
-    assert stage.dit_config == dit
-    assert whole.token2wav_config.architectures is None
-
-
-def test_another_config_is_left_alone() -> None:
-    other = PreTrainedConfig()
-    assert code2wav_config(other) is other

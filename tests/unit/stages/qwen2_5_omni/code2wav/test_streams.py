@@ -43,56 +43,10 @@ def reads(visits: list[Carry | None]) -> list[bool]:
     return [visit is not None and visit.is_read for visit in visits]
 
 
-def test_a_window_finds_what_the_one_before_it_left() -> None:
-    streams = table(2)
-    first = window("a", 0, 1)
-    visits = streams.enter([first])
-    [visit] = visits
-    assert visit is not None
-    assert (visit.is_read, visit.kept_block, visit.mel) == (False, 0, None)
-    streams.leave([first], visits, [tail(visit, 7.0)])
-    [visit] = streams.enter([window("a", 1, 4)])
-    assert visit is not None
-    assert visit == Carry(visit.slot, is_read=True, kept_block=2)
-    assert visit.mel is not None
-    assert visit.mel.unique().tolist() == [7.0]
-
-
 def test_the_kept_block_is_counted_from_the_first_that_is_computed() -> None:
     [lost] = table(1).enter([window("a", 3, 5)])
     assert lost is not None
     assert lost == Carry(0, is_read=False, kept_block=3), "two past blocks and two new ones"
-
-
-def test_streams_have_slots_of_their_own_until_their_last_window() -> None:
-    streams = table(3)
-    visits = step(streams, window("a", 0, 1), window("b", 0, 1), window("c", 0, 2))
-    slots = [visit.slot for visit in visits if visit is not None]
-    assert sorted(slots) == [0, 1, 2]
-    assert (len(streams.states), len(streams.free_slots)) == (3, 0)
-    [visit] = step(streams, window("b", 1, 2, last=True))
-    assert visit is not None
-    assert visit == Carry(slots[1], is_read=True, kept_block=None)
-    assert (len(streams.states), len(streams.free_slots)) == (2, 1)
-    [visit] = step(streams, window("d", 0, 1))
-    assert visit is not None
-    assert visit == Carry(slots[1], is_read=False, kept_block=0), "the next stream finds nothing in it"
-    step(streams, window("a", 1, 2, last=True), window("c", 2, 4, last=True), window("d", 1, 2, last=True))
-    assert (len(streams.states), len(streams.free_slots)) == (0, 3)
-
-
-def test_windows_by_themselves_take_no_slot() -> None:
-    streams = table(2)
-    assert step(streams, window(None, 0, 1), window(None, 2, 4), window("a", 0, 1, last=True)) == [
-        None,
-        None,
-        None,
-    ]
-    assert (len(streams.states), len(streams.free_slots)) == (0, 2)
-
-
-def test_without_slots_every_window_is_by_itself() -> None:
-    assert step(table(0), window("a", 0, 1)) == [None]
 
 
 def test_the_stream_whose_last_window_is_the_longest_ago_makes_room() -> None:
@@ -106,14 +60,6 @@ def test_the_stream_whose_last_window_is_the_longest_ago_makes_room() -> None:
     assert reads(step(streams, window("b", 2, 3), window("a", 3, 4))) == [True, True]
     assert reads(step(streams, window("c", 1, 2))) == [False]
     assert (len(streams.states), len(streams.free_slots)) == (2, 0)
-
-
-def test_no_more_streams_than_slots_lose_nothing() -> None:
-    streams = table(4)
-    step(streams, *[window(name, 0, 1) for name in "abcd"])
-    for block in range(1, 9):
-        for names in ("a", "bc", "d"):
-            assert all(reads(step(streams, *[window(name, block, block + 1) for name in names])))
 
 
 def test_a_window_of_the_batch_never_loses_its_slot_to_another_one_of_it() -> None:
@@ -153,11 +99,3 @@ def test_what_a_failed_batch_may_have_overwritten_is_forgotten() -> None:
     streams.abandon(streams.enter([window("a", 1, 2), window("c", 0, 1), window(None, 0, 1)]))
     assert (len(streams.states), len(streams.free_slots)) == (1, 2)
     assert reads(step(streams, window("a", 1, 2), window("b", 1, 2))) == [False, True]
-
-
-def test_two_windows_of_one_stream_are_refused_and_nothing_is_lost() -> None:
-    streams = table(2)
-    step(streams, window("a", 0, 1))
-    with pytest.raises(ValueError, match="two windows of one stream"):
-        streams.enter([window("a", 1, 2), window("a", 2, 3)])
-    assert reads(step(streams, window("a", 1, 2))) == [True]

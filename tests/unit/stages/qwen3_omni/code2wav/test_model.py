@@ -7,7 +7,6 @@ import msgspec
 import pytest
 import torch
 from transformers import PreTrainedConfig
-from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 from vllm.model_executor.model_loader.weight_utils import initialize_single_dummy_weight
 
@@ -18,7 +17,6 @@ from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntime
 from stages.qwen3_omni.code2wav.model import Qwen3OmniCode2Wav
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
 from stages.qwen3_omni.code2wav.state import Step
-from stages.qwen3_omni.hf_overrides import CODE2WAV, code2wav_config
 from stages.qwen3_omni.options import Code2WavStage
 from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
 from tests.reference.qwen3_code2wav import random_code2wav, small_config
@@ -117,17 +115,6 @@ def test_weights_have_the_type_of_the_stage(reference: Qwen3OmniMoeCode2Wav, wei
     assert error < 0.05
 
 
-def test_weights_that_do_not_fit_are_named(reference: Qwen3OmniMoeCode2Wav, weights: Weights) -> None:
-    name = "code2wav.decoder.6.conv.bias"
-    model = model_with(reference.config)
-    with pytest.raises(ConfigError, match=f"lacks 1 weights of the model, among them {name}"):
-        model.load_weights((k, w) for k, w in weights.items() if k != name)
-    with pytest.raises(ConfigError, match=r"code2wav\.surprise has no place"):
-        model.load_weights((weights | {"code2wav.surprise": torch.zeros(1)}).items())
-    with pytest.raises(ConfigError, match=rf"{name} is \[3\], the config says \[1\]"):
-        model.load_weights((weights | {name: torch.zeros(3)}).items())
-
-
 def test_a_model_without_weights_makes_samples_that_pass_for_audio() -> None:
     config = small_config(hidden_size=256, num_hidden_layers=8, decoder_dim=384, codebook_size=64)
     model = model_with(config, compute_dtype="bfloat16")
@@ -140,11 +127,6 @@ def test_a_model_without_weights_makes_samples_that_pass_for_audio() -> None:
     [waveform] = model.sample(batch(request(stream, 4)))
     samples = waveform.detach().numpy()
     assert waveform_fault(samples, num_samples=4 * 1920, is_varied=True) is None
-
-
-def test_knows_the_weights_of_other_stages() -> None:
-    assert Qwen3OmniCode2Wav.is_unused_checkpoint_weight("thinker.lm_head.weight")
-    assert not Qwen3OmniCode2Wav.is_unused_checkpoint_weight("code2wav.decoder.6.conv.bias")
 
 
 @pytest.mark.parametrize(
@@ -164,31 +146,6 @@ def test_a_config_that_is_not_followed_is_refused(change: dict[str, object], mes
 
 
 # -- windows
-
-
-def test_a_stream_is_the_references_waveform(
-    model: Qwen3OmniCode2Wav, reference: Qwen3OmniMoeCode2Wav
-) -> None:
-    stream = Stream(reference, 12)
-    for size in (1, 4, 4, 3):
-        [waveform] = model.sample(batch(request(stream, size)))
-        assert waveform.dtype == torch.float32
-        assert len(waveform) == 1920 * size - (0 if stream.done else 555)
-        stream.samples.append(waveform)
-        stream.done += size
-    assert stream.error() < 1e-5
-
-
-def test_a_stream_needs_no_state_if_it_is_one_window(
-    reference: Qwen3OmniMoeCode2Wav, weights: Weights
-) -> None:
-    model = model_with(reference.config, num_streams=0)
-    model.load_weights(weights.items())
-    streams = [Stream(reference, 10, "a"), Stream(reference, 12, "b")]
-    waveforms = model.sample(batch(*(request(stream, 12) for stream in streams)))
-    for stream, waveform in zip(streams, waveforms, strict=True):
-        stream.samples.append(waveform)
-        assert stream.error() < 1e-5
 
 
 def test_graphs_are_recorded_before_the_first_request(
@@ -276,21 +233,6 @@ def test_a_window_that_does_not_continue_its_stream_is_rejected(
     assert len(model.sample(batch(request(stream, 2)))) == 1
 
 
-def test_invalid_windows_do_not_keep_others_from_being_computed(
-    model: Qwen3OmniCode2Wav, reference: Qwen3OmniMoeCode2Wav
-) -> None:
-    """In the stage's runner."""
-    runner, stream = runner_for(model), Stream(reference, 6)
-    codes, payload = request(stream, 6)
-    output = runner.execute_model(
-        step(new_request("cut", codes[:-1], payload), new_request("good", codes, payload))
-    )
-    found = outcomes(output)
-    assert str(found["cut"]).startswith("the window holds 95 codec tokens")
-    stream.samples.append(torch.tensor(found["good"]))
-    assert stream.error() < 1e-5
-
-
 def test_streams_whose_step_failed_go_on_as_if_nothing_had_happened(
     model: Qwen3OmniCode2Wav, reference: Qwen3OmniMoeCode2Wav, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,19 +257,3 @@ def test_streams_whose_step_failed_go_on_as_if_nothing_had_happened(
 
 
 # -- the config
-
-
-def test_the_stages_config_is_the_checkpoints_part_with_what_vllm_requires() -> None:
-    whole = Qwen3OmniMoeConfig(code2wav_config=small_config().to_dict())
-    stage = code2wav_config(whole)
-    assert stage.architectures == [CODE2WAV]
-    assert (stage.vocab_size, stage.hidden_size) == (2048, 32)
-    assert stage.max_position_embeddings == 16 * 8000  # codes of the longest window
-    assert whole.code2wav_config.max_position_embeddings == 8000
-    model_with(stage)
-
-
-def test_configs_of_other_models_stay_as_they_are() -> None:
-    other = PreTrainedConfig()
-    assert code2wav_config(other) is other
-    assert other.architectures is None

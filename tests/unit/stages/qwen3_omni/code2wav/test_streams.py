@@ -23,29 +23,6 @@ def reads(places: list[Place]) -> list[bool]:
     return [place.seen is not None for place in places]
 
 
-def test_a_window_finds_what_the_one_before_it_left() -> None:
-    streams = StreamTable(2)
-    [first] = step(streams, window("a", 0))
-    assert first.seen is None
-    assert streams.end_of("a") == 10
-    assert step(streams, window("a", 10)) == [Place(first.slot, range(10))]
-    assert streams.end_of("a") == 20
-
-
-def test_the_last_window_frees_the_slot() -> None:
-    streams = StreamTable(1)
-    step(streams, window("a", 0))
-    assert streams.num_free_slots == 0
-    step(streams, window("a", 10, last=True))
-    assert streams.end_of("a") is None
-    assert streams.num_free_slots == 1
-
-
-def test_streams_of_one_batch_have_different_slots() -> None:
-    places = step(StreamTable(3), *(window(name, 0) for name in "abc"))
-    assert {place.slot for place in places} == {0, 1, 2}
-
-
 def test_a_new_stream_takes_the_slot_of_the_least_recently_used() -> None:
     streams = StreamTable(2)
     step(streams, window("a", 0))
@@ -77,14 +54,6 @@ def test_after_a_failure_the_streams_are_unknown_and_their_slots_free() -> None:
     streams.abandon(streams.enter([window("a", 10), window("b", 0)]))
     assert [streams.end_of(name) for name in "ab"] == [None, None]
     assert streams.num_free_slots == 2
-
-
-def test_two_windows_of_one_stream_are_refused_and_change_nothing() -> None:
-    streams = StreamTable(2)
-    step(streams, window("a", 0))
-    with pytest.raises(ValueError, match="two windows of one stream"):
-        streams.enter([window("a", 10), window("a", 20)])
-    assert reads(step(streams, window("a", 10))) == [True]
 
 
 def test_more_windows_than_slots_are_refused() -> None:
