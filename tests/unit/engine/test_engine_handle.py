@@ -1,6 +1,5 @@
 """A stage of several engines, and what belongs to each of them alone."""
 
-import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,10 +11,9 @@ from omni_server.engine import engine_handle
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.construction import BuiltEngine
-from omni_server.engine.engine_handle import EngineHandle, Stage
+from omni_server.engine.engine_handle import EngineHandle
 from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.start_progress import StartProgress
-from omni_server.errors import StageDeadError
 from omni_server.protocol.rows import SharedBlock
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.block_ledger import BlockLedger
@@ -70,70 +68,6 @@ def frontend(monkeypatch: pytest.MonkeyPatch) -> None:
         return True
 
     monkeypatch.setattr(engine_handle, "close_frontend", close_frontend)
-
-
-def test_a_new_request_goes_to_the_engine_with_the_fewest() -> None:
-    busy, idle, other = handle(3), handle(1), handle(2)
-    assert Stage("talker", (busy, idle, other)).choose() is idle
-
-
-async def test_no_new_request_goes_to_an_engine_that_is_down() -> None:
-    dead, busy = handle(), handle(3)
-    stage = Stage("talker", (dead, busy))
-    await dead.kill("it was killed")
-    assert stage.choose() is busy
-    assert not stage.is_down
-
-
-async def test_a_stage_is_down_when_all_of_its_engines_are() -> None:
-    handles = [handle(), handle()]
-    stage = Stage("talker", handles)
-    for one in handles:
-        await one.kill("it was killed")
-    assert stage.is_down
-    with pytest.raises(StageDeadError, match="stage 'talker': it was killed"):
-        stage.choose().life.check()
-
-
-async def test_the_end_of_one_engine_is_that_of_its_requests_only() -> None:
-    dying, living = handle(), handle()
-
-    async def request(chosen: EngineHandle[AsyncLLM]) -> None:
-        async with chosen.life.needed():
-            await asyncio.Event().wait()
-
-    tasks = [asyncio.create_task(request(one)) for one in (dying, living)]
-    await asyncio.sleep(0)
-    await dying.kill("it was killed")
-    done, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    assert done == {tasks[0]}
-    assert isinstance(tasks[0].exception(), StageDeadError)
-    for task in running:
-        task.cancel()
-
-
-@pytest.mark.parametrize("sign", ["errored", "has_ended"])
-def test_an_engine_is_dead_by_either_sign(sign: str) -> None:
-    one = handle()
-    assert not one.is_dead
-    if sign == "errored":
-        cast(Any, one.engine).errored = True
-    else:
-        one.processes.kill()
-    assert one.is_dead
-
-
-async def test_another_engine_takes_the_place_of_one_that_was_killed() -> None:
-    one = handle(5)
-    await one.kill("it was killed")
-    assert one.is_dead
-    assert one.pid is None
-    with pytest.raises(StageDeadError, match="it was killed"):
-        _ = one.engine
-    await one.start(cast(StartProgress, None))
-    assert not one.is_dead
-    assert one.num_active == 0
-    assert one.pid == 4711
 
 
 async def test_blocks_that_an_engine_held_end_with_it(tmp_path: Path) -> None:

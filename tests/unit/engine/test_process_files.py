@@ -141,24 +141,6 @@ def test_a_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatc
         TempFolder()
 
 
-def test_a_folder_without_room_is_named(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has filled up since it was made: before an engine is built. With room again, all is well."""
-    folder = TempFolder()
-    with monkeypatch.context() as full:
-
-        def write(file: int, data: bytes) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        full.setattr(os, "write", write)
-        with pytest.raises(
-            ConfigError, match=rf"to {parent} \(No space left on device\): make room .*set TMPDIR"
-        ):
-            folder.check_room()
-    folder.check_room()
-    assert not list(folder.path.iterdir())
-    folder.remove()
-
-
 def test_an_engine_without_file_descriptors_is_refused_and_takes_none() -> None:
     """libzmq would end the process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -237,12 +219,6 @@ def test_a_full_disk_is_one_warning(
     assert line.startswith(f"vLLM's cache {tmp_path} cannot be written (No space left on device)")
     assert "VLLM_CACHE_ROOT" in line
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_made_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    check_cache_folder(Path("/proc/sys/nothing"), compiles=False)
-    log_as_vllm(OSError("the same of a file"))
-    assert len(warnings(caplog)) == 1
 
 
 def test_other_errors_of_vllm_stay_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

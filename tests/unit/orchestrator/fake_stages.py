@@ -118,11 +118,9 @@ class FakeArStage(FakeEngine):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.streams: list[FakeStream] = []
-        self.messages: list[Sequence[AddressedFeed]] = []
         self.open_error: Exception | None = None
         self.open_gate = asyncio.Event()
         self.open_gate.set()
-        self.feed_error: Exception | None = None
         self.prompts: list[RenderedPrompt | tuple[int, ...]] = []
         self.params: list[SamplingParams] = []
         self.priorities: list[int] = []
@@ -154,9 +152,6 @@ class FakeArStage(FakeEngine):
         return self.streams[-1]
 
     async def feed(self, feeds: Sequence[AddressedFeed]) -> None:
-        if self.feed_error is not None:
-            raise self.feed_error
-        self.messages.append(feeds)
         for engine_id, feed in feeds:
             (stream,) = [stream for stream in self.streams if stream.engine_id == engine_id]
             stream.feeds.append(feed)
@@ -176,8 +171,6 @@ class FakeCode2Wav(FakeEngine):
         self.running = 0
         self.gate = asyncio.Event()
         self.gate.set()
-        self.error: Exception | None = None
-        self.num_missing = 0
         self.sound: npt.NDArray[np.float32] | None = None
         """Of every window, whatever its codes."""
 
@@ -195,11 +188,9 @@ class FakeCode2Wav(FakeEngine):
         self.running += 1
         try:
             await self.gate.wait()
-            if self.error is not None:
-                raise self.error
             if self.sound is not None:
                 return self.sound
-            return sound_of(*token_ids)[self.num_missing :]
+            return sound_of(*token_ids)
         finally:
             self.running -= 1
 

@@ -46,13 +46,6 @@ def test_results_that_come_out_of_order_are_put_in_order() -> None:
     run(work)
 
 
-def test_no_codes_make_no_sound_and_an_end() -> None:
-    async def work() -> None:
-        assert (await Simulation(SimulatedCode2Wav()).speak("u", 0)).pieces == []
-
-    run(work)
-
-
 def test_first_windows_are_due_a_second_later_and_later_ones_when_they_will_be_played() -> None:
     async def work() -> None:
         await asyncio.sleep(5.0)  # priorities count from the server's start, which is the simulation's
@@ -65,16 +58,6 @@ def test_first_windows_are_due_a_second_later_and_later_ones_when_they_will_be_p
         assert [call.priority for call in simulation.code2wav.calls] == [
             1000 + FIRST_DUE, left + 240, left + 480, left + 960, left + 1920, left + 3840,
         ]  # fmt: skip
-
-    run(work)
-
-
-def test_a_window_sent_before_the_first_has_come_back_does_not_pass_it() -> None:
-    async def work() -> None:
-        simulation = Simulation(SimulatedCode2Wav(step_s=0.1), PacingConfig(max_outstanding_windows=2))
-        await simulation.speak("u", 36, code_s=0.001)
-        first, second = simulation.code2wav.calls[:2]
-        assert (first.priority, second.priority) == (24 + FIRST_DUE, 24 + FIRST_DUE)
 
     run(work)
 
@@ -217,15 +200,6 @@ def test_windows_that_carry_state_are_computed_one_after_the_other() -> None:
         assert len(set(streams.values())) == len(names)
         assert all(call.stream == streams[call.window_id.rpartition("-")[0]] for call in code2wav.calls)
         assert None not in streams.values()
-
-    run(work)
-
-
-def test_without_carry_a_window_names_no_stream() -> None:
-    async def work() -> None:
-        code2wav = SimulatedCode2Wav()
-        await Simulation(code2wav, PacingConfig(max_outstanding_windows=2)).speak("u", 100)
-        assert {call.stream for call in code2wav.calls} == {None}
 
     run(work)
 
