@@ -69,14 +69,6 @@ async def test_a_request_that_comes_too_late_for_the_old_engine_fails_at_once(pa
         await asyncio.wait_for(needing, 5)
 
 
-async def test_a_new_engine_is_watched_like_the_old_one(pair: Pair) -> None:
-    await pair.replace()
-    pair.second.events.clear()
-    pair.second.die()
-    await until(lambda: "built" in pair.second.events)
-    assert pair.supervisor.num_restarts["talker/1"] == 1
-
-
 async def test_a_replica_that_died_is_warmed_up_while_another_one_serves(pair: Pair) -> None:
     pair.second.die()
     await until(lambda: pair.warmed == ["talker/1"])

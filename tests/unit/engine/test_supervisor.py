@@ -246,13 +246,6 @@ async def test_time_in_which_this_process_did_not_run_is_not_the_engines_silence
 
 
 @pytest.mark.usefixtures("fast")
-async def test_a_failed_health_check_is_told() -> None:
-    stage = FakeStage()
-    stage.error = RuntimeError("device lost")
-    assert await asyncio.wait_for(watched(stage), 10) == "its health check has failed: device lost"
-
-
-@pytest.mark.usefixtures("fast")
 async def test_a_call_that_fails_because_the_engine_died_is_a_death() -> None:
     stage = FakeStage()
     stage.answers.clear()

@@ -200,13 +200,6 @@ def test_nothing_is_started_for_a_caller_who_has_left(tmp_path: Path) -> None:
         raise AssertionError("nothing to read")
 
 
-def test_a_caller_who_leaves_afterwards_does_no_harm(tmp_path: Path) -> None:
-    cancellation = Cancellation()
-    with read_in_process(_reader(tmp_path, "output.write(b'x')"), b"", cancellation) as output:
-        assert b"".join(output.chunks()) == b"x"
-    cancellation.cancel()
-
-
 SERVER = """
 import sys
 from pathlib import Path

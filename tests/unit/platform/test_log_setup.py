@@ -18,16 +18,6 @@ def stderr_of(log_format: str, code: str) -> str:
     return result.stderr
 
 
-def test_json_is_one_object_on_each_line() -> None:
-    code = "logging.getLogger('x').warning('two\\nlines'); logging.getLogger('y').info('loading')"
-    lines = stderr_of("json", code).splitlines()
-    assert [json.loads(line)["message"] for line in lines] == ["two\nlines", "loading"]
-
-
-def test_text_is_the_default_form() -> None:
-    assert stderr_of("text", "logging.getLogger('x').warning('hello')").endswith(" WARNING x: hello\n")
-
-
 def test_vllm_and_what_runs_in_its_processes_log_json_too() -> None:
     loggers = ["vllm.engine", "stages.runtime"]
     code = f"import vllm.logger; [logging.getLogger(name).info('from there') for name in {loggers}]"
