@@ -18,8 +18,7 @@ from tests.toy_families.decoding import mixed, render, tones, waveform
 from tests.toy_families.image_only import SLOW_S, ImageInput
 from tests.toy_families.predicting import NUM_PREDICTED
 from tests.toy_families.speech_only import NUM_CODEBOOKS, SpeechModel, WindowInput
-from tests.toy_families.spelled import LAYER
-from tests.toy_families.toy import END, FIRST_CODE, HIDDEN_SIZE, NUM_CODES
+from tests.toy_families.toy import END, FIRST_CODE, NUM_CODES
 
 
 class ToySpeaker(Qwen2ForCausalLM):
@@ -50,14 +49,6 @@ class ToyPredictingSpeaker(ToySpeaker):
         return self.embed_input_ids(codes.long()).sum(1, dtype=torch.float32)
 
 
-class ToySpeller(ToySpeaker):
-    """Gets text as ids (`stages.runtime.embeddings_in.HasRowTable`): the row of a token is its embedding."""
-
-    def row_table(self) -> torch.Tensor:
-        table: torch.Tensor = self.model.embed_tokens.weight.detach().cpu()
-        return table
-
-
 class WriterRows:
     """Implements `stages.runtime.row_producer.RowProducer`: a row is the last hidden state."""
 
@@ -83,29 +74,6 @@ class WriterRows:
 
     def tail_rows(self) -> torch.Tensor:
         return self._tail
-
-
-class MiddleRows:
-    """Implements `stages.runtime.row_producer.RowProducer`: a row is a hidden state between two layers."""
-
-    hidden_layer: int | None = LAYER
-
-    def __init__(self, model: nn.Module, model_dir: Path) -> None:
-        pass
-
-    def rows(
-        self, hidden: torch.Tensor, embeds: torch.Tensor, without_embedding: torch.Tensor | None
-    ) -> torch.Tensor:
-        return hidden.clone()
-
-    def prompt_mask(self, prompt_token_ids: list[int], modalities: Set[str]) -> npt.NDArray[np.bool_] | None:
-        return None
-
-    def boundary_rows(self, voice: str) -> torch.Tensor:
-        return torch.empty(0, HIDDEN_SIZE)
-
-    def tail_rows(self) -> torch.Tensor:
-        return torch.empty(0, HIDDEN_SIZE)
 
 
 class ToyVocoder(DiffusionModel):

@@ -27,7 +27,7 @@ from tests.unit.orchestrator.simulated_speech import (
     Utterance,
     is_whole,
 )
-from tests.unit.orchestrator.virtual_time import clock, run
+from tests.unit.orchestrator.virtual_time import clock, in_virtual_time, run
 
 BLOCK = LAYOUT.frames_per_block
 
@@ -95,25 +95,23 @@ def test_without_windows_for_busy_times_all_are_cut_alike() -> None:
     assert run(lambda: cut_among(3, plan)) == run(lambda: cut_among(1, plan)) == [1, 2, 2, 2, 2, 2, 1]
 
 
-def test_who_has_no_credit_and_waits_does_not_count_among_many() -> None:
-    async def work() -> None:
-        plan = PLAN.model_copy(update={"pacing": PacingConfig(max_work_ahead_s=1.0)})
-        simulation = Simulation(SimulatedCode2Wav(step_s=0.1), plan.pacing, plan)
-        names = [f"long{number}" for number in range(4)]
-        tasks = [asyncio.create_task(simulation.speak(name, 100 * NUM_CODES)) for name in names]
-        await asyncio.sleep(0.05)
-        assert simulation.scheduler.num_streams == 4
-        await asyncio.sleep(20.0)
-        assert simulation.scheduler.num_streams == 2  # who fill up code2wav's next steps
-        simulation.code2wav.calls.clear()
-        await simulation.speak("new", 24, code_s=0.001)
-        told = [call.num_streams for call in simulation.code2wav.calls if call.window_id.startswith("new-")]
-        assert told
-        assert set(told) <= {2, 3}
-        for task in tasks:
-            task.cancel()
-
-    run(work)
+@in_virtual_time
+async def test_who_has_no_credit_and_waits_does_not_count_among_many() -> None:
+    plan = PLAN.model_copy(update={"pacing": PacingConfig(max_work_ahead_s=1.0)})
+    simulation = Simulation(SimulatedCode2Wav(step_s=0.1), plan.pacing, plan)
+    names = [f"long{number}" for number in range(4)]
+    tasks = [asyncio.create_task(simulation.speak(name, 100 * NUM_CODES)) for name in names]
+    await asyncio.sleep(0.05)
+    assert simulation.scheduler.num_streams == 4
+    await asyncio.sleep(20.0)
+    assert simulation.scheduler.num_streams == 2  # who fill up code2wav's next steps
+    simulation.code2wav.calls.clear()
+    await simulation.speak("new", 24, code_s=0.001)
+    told = [call.num_streams for call in simulation.code2wav.calls if call.window_id.startswith("new-")]
+    assert told
+    assert set(told) <= {2, 3}
+    for task in tasks:
+        task.cancel()
 
 
 def test_streams_without_a_frame_count_in_equal_parts_for_each_decoder() -> None:
@@ -128,28 +126,23 @@ def test_streams_without_a_frame_count_in_equal_parts_for_each_decoder() -> None
     assert (first.num_streams, second.num_streams) == (0, 0)
 
 
-def test_a_stream_that_has_been_cut_keeps_its_ramp_when_others_come() -> None:
-    async def work() -> None:
-        simulation = Simulation(SimulatedCode2Wav(), plan=PLAN)
-        first = simulation.utterance("first")
-        tasks = [asyncio.create_task(first.output.run())]
-        first.output.push([(code,) for code in range(24)])
-        for number in range(4):
-            other = simulation.utterance(f"other{number}")
-            tasks.append(asyncio.create_task(other.output.run()))
-        await asyncio.sleep(0)
-        first.output.push([(code,) for code in range(24, NUM_CODES)])
-        first.output.finish()
-        await tasks[0]
-        assert is_whole(first, NUM_CODES)
-        assert [call.window_id for call in simulation.code2wav.calls] == [f"first-{n}" for n in range(7)]
-        for task in tasks[1:]:
-            task.cancel()
-
-    run(work)
-
-
-# -- what is expected of code2wav and the talker
+@in_virtual_time
+async def test_a_stream_that_has_been_cut_keeps_its_ramp_when_others_come() -> None:
+    simulation = Simulation(SimulatedCode2Wav(), plan=PLAN)
+    first = simulation.utterance("first")
+    tasks = [asyncio.create_task(first.output.run())]
+    first.output.push([(code,) for code in range(24)])
+    for number in range(4):
+        other = simulation.utterance(f"other{number}")
+        tasks.append(asyncio.create_task(other.output.run()))
+    await asyncio.sleep(0)
+    first.output.push([(code,) for code in range(24, NUM_CODES)])
+    first.output.finish()
+    await tasks[0]
+    assert is_whole(first, NUM_CODES)
+    assert [call.window_id for call in simulation.code2wav.calls] == [f"first-{n}" for n in range(7)]
+    for task in tasks[1:]:
+        task.cancel()
 
 
 # -- when playback begins
@@ -182,63 +175,58 @@ def new_scheduler(max_start_delay_s: float = 2.0) -> SpeechScheduler:
     return SpeechScheduler(PLAYED.model_copy(update={"pacing": pacing}), LAYOUT, ComingStreams(), clock=clock)
 
 
-def test_what_a_warm_up_took_holds_no_stream() -> None:
-    async def work() -> None:
-        with ExitStack() as stack:
-            scheduler = new_scheduler()
-            first, stream = Listener(scheduler, stack), Listener(scheduler, stack)
-            await first.talk(3.0, 3.0)
-            first.buffer.window_sent()
-            await asyncio.sleep(0.9)
-            first.buffer.window_back(24)
-            first.buffer.finish()
-            scheduler.forget()
-            await stream.talk(0.1, 0.1)
-            came_back_at = clock()
-            stream.window()
-            await asyncio.sleep(0.001)
-            assert stream.heard_at == [came_back_at]
-
-    run(work)
+@in_virtual_time
+async def test_what_a_warm_up_took_holds_no_stream() -> None:
+    with ExitStack() as stack:
+        scheduler = new_scheduler()
+        first, stream = Listener(scheduler, stack), Listener(scheduler, stack)
+        await first.talk(3.0, 3.0)
+        first.buffer.window_sent()
+        await asyncio.sleep(0.9)
+        first.buffer.window_back(24)
+        first.buffer.finish()
+        scheduler.forget()
+        await stream.talk(0.1, 0.1)
+        came_back_at = clock()
+        stream.window()
+        await asyncio.sleep(0.001)
+        assert stream.heard_at == [came_back_at]
 
 
-def test_a_talker_slower_than_speech_holds_its_own_stream_and_no_other() -> None:
-    async def work() -> None:
-        with ExitStack() as stack:
-            scheduler = new_scheduler()
-            slow, fast = Listener(scheduler, stack), Listener(scheduler, stack)
-            await slow.talk(0.5, 0.5)
-            slow.window()
-            fast.buffer.push(BLOCK * 16)
-            fast.window()
-            await asyncio.sleep(0.001)
-            assert (slow.heard_at, fast.heard_at) == ([], [1.0])
-            await asyncio.sleep(10.0)
-            assert slow.heard_at == [3.0], "no longer than the limit"
-
-    run(work)
+@in_virtual_time
+async def test_a_talker_slower_than_speech_holds_its_own_stream_and_no_other() -> None:
+    with ExitStack() as stack:
+        scheduler = new_scheduler()
+        slow, fast = Listener(scheduler, stack), Listener(scheduler, stack)
+        await slow.talk(0.5, 0.5)
+        slow.window()
+        fast.buffer.push(BLOCK * 16)
+        fast.window()
+        await asyncio.sleep(0.001)
+        assert (slow.heard_at, fast.heard_at) == ([], [1.0])
+        await asyncio.sleep(10.0)
+        assert slow.heard_at == [3.0], "no longer than the limit"
 
 
-def test_all_whose_windows_come_back_together_are_heard_together_where_all_is_fast() -> None:
-    async def work() -> None:
-        with ExitStack() as stack:
-            scheduler = new_scheduler()
-            streams = [Listener(scheduler, stack) for _ in range(30)]
-            await asyncio.sleep(0.1)
-            for stream in streams:
-                stream.buffer.push(BLOCK * 20)
-                stream.buffer.finish()
-                stream.buffer.window_sent()
-            await asyncio.sleep(0.01)
-            for stream in streams:
-                stream.buffer.window_back(24)
-            await asyncio.sleep(0.2)
-            assert len(streams) == sum(len(stream.heard_at) for stream in streams)
-
-    run(work)
+@in_virtual_time
+async def test_all_whose_windows_come_back_together_are_heard_together_where_all_is_fast() -> None:
+    with ExitStack() as stack:
+        scheduler = new_scheduler()
+        streams = [Listener(scheduler, stack) for _ in range(30)]
+        await asyncio.sleep(0.1)
+        for stream in streams:
+            stream.buffer.push(BLOCK * 20)
+            stream.buffer.finish()
+            stream.buffer.window_sent()
+        await asyncio.sleep(0.01)
+        for stream in streams:
+            stream.buffer.window_back(24)
+        await asyncio.sleep(0.2)
+        assert len(streams) == sum(len(stream.heard_at) for stream in streams)
 
 
-def test_a_talker_that_goes_on_faster_after_its_text_is_not_waited_for() -> None:
+@in_virtual_time
+async def test_a_talker_that_goes_on_faster_after_its_text_is_not_waited_for() -> None:
     """Each stream's first four blocks come more slowly than speech, and the others at once. The first to be
     held shows that it need not have been."""
 
@@ -255,30 +243,25 @@ def test_a_talker_that_goes_on_faster_after_its_text_is_not_waited_for() -> None
             await asyncio.sleep(10.0)
             return stream.heard_at[0] - began
 
-    async def work() -> None:
-        scheduler = new_scheduler()
-        *_, last = [await speak(scheduler) for _ in range(30)]
-        # The second window has its codes after 1.2 s and is played 0.24 s behind the first.
-        assert last == pytest.approx(1.2 - 0.24, abs=MIN_RECHECK_S + 0.001)
-
-    run(work)
+    scheduler = new_scheduler()
+    *_, last = [await speak(scheduler) for _ in range(30)]
+    # The second window has its codes after 1.2 s and is played 0.24 s behind the first.
+    assert last == pytest.approx(1.2 - 0.24, abs=MIN_RECHECK_S + 0.001)
 
 
-def test_a_talker_that_has_stopped_is_not_taken_for_one_that_is_done() -> None:
+@in_virtual_time
+async def test_a_talker_that_has_stopped_is_not_taken_for_one_that_is_done() -> None:
     """It would have been heard after 0.96 s, had there been more codes by then."""
 
-    async def work() -> None:
-        with ExitStack() as stack:
-            scheduler = new_scheduler()
-            stalled = Listener(scheduler, stack)
-            await stalled.talk(0.30, 0.30)
-            stalled.window()
-            await asyncio.sleep(0.1)
-            assert stalled.heard_at == []
-            await asyncio.sleep(5.0)
-            assert stalled.heard_at == [pytest.approx(2.6)], "no longer than the limit"
-
-    run(work)
+    with ExitStack() as stack:
+        scheduler = new_scheduler()
+        stalled = Listener(scheduler, stack)
+        await stalled.talk(0.30, 0.30)
+        stalled.window()
+        await asyncio.sleep(0.1)
+        assert stalled.heard_at == []
+        await asyncio.sleep(5.0)
+        assert stalled.heard_at == [pytest.approx(2.6)], "no longer than the limit"
 
 
 REAL_TIME_FACTOR = 0.7
@@ -303,49 +286,43 @@ async def speak_beside_full_load(simulation: Simulation, *num_codes: int) -> lis
 
 
 @pytest.mark.parametrize("has_history", [False, True])
-def test_beside_full_load_a_stream_slower_than_real_time_waits_for_what_is_missing_and_has_no_gap(
+@in_virtual_time
+async def test_beside_full_load_a_stream_slower_than_real_time_waits_for_what_is_missing_and_has_no_gap(
     *, has_history: bool
 ) -> None:
-    async def work() -> None:
-        simulation = Simulation(SimulatedCode2Wav(step_s=0.05, code_s=0.001))
-        *_, utterance = await speak_beside_full_load(simulation, *[250] * (5 if has_history else 1))
-        assert utterance.stall_s <= 1e-6
-        missing_s = 5.0 / REAL_TIME_FACTOR - 5.0
-        # The last window waits for the codes of nine blocks.
-        last_window_s = 9 * BLOCK * 0.020 / REAL_TIME_FACTOR
-        assert missing_s < utterance.first_audio_s <= missing_s + last_window_s + 0.5
-
-    run(work)
+    simulation = Simulation(SimulatedCode2Wav(step_s=0.05, code_s=0.001))
+    *_, utterance = await speak_beside_full_load(simulation, *[250] * (5 if has_history else 1))
+    assert utterance.stall_s <= 1e-6
+    missing_s = 5.0 / REAL_TIME_FACTOR - 5.0
+    # The last window waits for the codes of nine blocks.
+    last_window_s = 9 * BLOCK * 0.020 / REAL_TIME_FACTOR
+    assert missing_s < utterance.first_audio_s <= missing_s + last_window_s + 0.5
 
 
-def test_a_stream_slower_than_real_time_waits_for_ten_seconds_at_most() -> None:
+@in_virtual_time
+async def test_a_stream_slower_than_real_time_waits_for_ten_seconds_at_most() -> None:
     """Streams of 40 s would lack 17 s."""
 
-    async def work() -> None:
-        simulation = Simulation(SimulatedCode2Wav(step_s=0.05, code_s=0.001))
-        *_, utterance = await speak_beside_full_load(simulation, 2000, 2000)
-        first_window_s = 2 * BLOCK * 0.020 / REAL_TIME_FACTOR
-        assert 10.0 < utterance.first_audio_s < 10.0 + first_window_s + 0.5
-        assert utterance.stall_s > 0
-
-    run(work)
+    simulation = Simulation(SimulatedCode2Wav(step_s=0.05, code_s=0.001))
+    *_, utterance = await speak_beside_full_load(simulation, 2000, 2000)
+    first_window_s = 2 * BLOCK * 0.020 / REAL_TIME_FACTOR
+    assert 10.0 < utterance.first_audio_s < 10.0 + first_window_s + 0.5
+    assert utterance.stall_s > 0
 
 
-def test_playback_has_no_gap_where_load_comes_from_one_stream_to_the_next() -> None:
+@in_virtual_time
+async def test_playback_has_no_gap_where_load_comes_from_one_stream_to_the_next() -> None:
     """As on a CPU: speech takes 0.45 of its length to make, and with other work on all cores 1.2 of it."""
 
-    async def work() -> None:
-        code2wav = SimulatedCode2Wav(step_s=0.02, code_s=0.0015)
-        simulation = Simulation(code2wav, PacingConfig(max_start_delay_s=10))
-        for number in range(3):
-            idle = await simulation.speak(f"idle{number}", 300, code_s=0.009)
-            assert idle.first_audio_s < 0.3
-        code2wav.slow_down(3)
-        for number in range(3):
-            loaded = await simulation.speak(f"loaded{number}", 300, code_s=0.024)
-            assert loaded.stall_s <= 1e-6
-
-    run(work)
+    code2wav = SimulatedCode2Wav(step_s=0.02, code_s=0.0015)
+    simulation = Simulation(code2wav, PacingConfig(max_start_delay_s=10))
+    for number in range(3):
+        idle = await simulation.speak(f"idle{number}", 300, code_s=0.009)
+        assert idle.first_audio_s < 0.3
+    code2wav.slow_down(3)
+    for number in range(3):
+        loaded = await simulation.speak(f"loaded{number}", 300, code_s=0.024)
+        assert loaded.stall_s <= 1e-6
 
 
 # -- credits
@@ -373,21 +350,19 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_streams_beyond_the_cap_fill_gaps_in_the_order_of_their_deadlines() -> None:
-    async def work() -> None:
-        windows = Windows(1.0)
-        await windows.ask("urgent", due=0.0)
-        await windows.ask("soon", due=0.5)
-        for due in (9.0, 7.0, 8.0):
-            await windows.ask(f"at {due:g}", due)
-        assert windows.inside == ["urgent", "soon"]
-        for _ in range(3):
-            windows.limiter.leave()
-            await settle()
-        assert windows.inside == ["urgent", "soon", "at 7", "at 8", "at 9"]
-        assert windows.limiter.num_inside == 2
-
-    run(work)
+@in_virtual_time
+async def test_streams_beyond_the_cap_fill_gaps_in_the_order_of_their_deadlines() -> None:
+    windows = Windows(1.0)
+    await windows.ask("urgent", due=0.0)
+    await windows.ask("soon", due=0.5)
+    for due in (9.0, 7.0, 8.0):
+        await windows.ask(f"at {due:g}", due)
+    assert windows.inside == ["urgent", "soon"]
+    for _ in range(3):
+        windows.limiter.leave()
+        await settle()
+    assert windows.inside == ["urgent", "soon", "at 7", "at 8", "at 9"]
+    assert windows.limiter.num_inside == 2
 
 
 def num_futures() -> int:
@@ -395,56 +370,50 @@ def num_futures() -> int:
     return sum(type(item) is asyncio.Future for item in gc.get_objects())
 
 
-def test_windows_that_time_admits_are_not_kept() -> None:
-    async def work() -> None:
-        windows = Windows(1.0)
-        for name in ("a", "b"):
-            await windows.ask(name, due=0.0)
-        num_before = num_futures()
-        for number in range(100):
-            await windows.ask(f"w{number}", due=5.0)
-        await asyncio.sleep(5.0)
-        assert windows.limiter.num_inside == 102
-        windows.tasks.clear()
-        assert num_futures() < num_before + 10
-
-    run(work)
+@in_virtual_time
+async def test_windows_that_time_admits_are_not_kept() -> None:
+    windows = Windows(1.0)
+    for name in ("a", "b"):
+        await windows.ask(name, due=0.0)
+    num_before = num_futures()
+    for number in range(100):
+        await windows.ask(f"w{number}", due=5.0)
+    await asyncio.sleep(5.0)
+    assert windows.limiter.num_inside == 102
+    windows.tasks.clear()
+    assert num_futures() < num_before + 10
 
 
-def test_a_cancelled_window_leaves_no_trace() -> None:
-    async def work() -> None:
-        windows = Windows(1.0)
-        for name in ("a", "b"):
-            await windows.ask(name, due=0.0)
-        await windows.ask("cancelled while waiting", due=50.0)
-        windows.tasks["cancelled while waiting"].cancel()
-        windows.limiter.leave()  # before the cancelled task has noticed
-        await settle()
-        assert windows.limiter.num_inside == 1
+@in_virtual_time
+async def test_a_cancelled_window_leaves_no_trace() -> None:
+    windows = Windows(1.0)
+    for name in ("a", "b"):
+        await windows.ask(name, due=0.0)
+    await windows.ask("cancelled while waiting", due=50.0)
+    windows.tasks["cancelled while waiting"].cancel()
+    windows.limiter.leave()  # before the cancelled task has noticed
+    await settle()
+    assert windows.limiter.num_inside == 1
 
-        await windows.ask("c", due=0.0)
-        await windows.ask("cancelled when admitted", due=50.0)
-        windows.limiter.leave()
-        windows.tasks["cancelled when admitted"].cancel()
-        await settle()
-        assert windows.inside == ["a", "b", "c"]
-        assert windows.limiter.num_inside == 1
+    await windows.ask("c", due=0.0)
+    await windows.ask("cancelled when admitted", due=50.0)
+    windows.limiter.leave()
+    windows.tasks["cancelled when admitted"].cancel()
+    await settle()
+    assert windows.inside == ["a", "b", "c"]
+    assert windows.limiter.num_inside == 1
 
-        await asyncio.sleep(100.0)  # no timer is left to admit them
-        assert windows.limiter.num_inside == 1
-
-    run(work)
+    await asyncio.sleep(100.0)  # no timer is left to admit them
+    assert windows.limiter.num_inside == 1
 
 
-def test_a_window_that_is_due_and_admitted_in_the_same_moment_counts_once() -> None:
-    async def work() -> None:
-        windows = Windows(1.0)
-        for name in ("a", "b"):
-            await windows.ask(name, due=0.0)
-        await windows.ask("ahead", due=5.0)
-        asyncio.get_running_loop().call_later(4.0, windows.limiter.leave)
-        await asyncio.sleep(10.0)
-        assert windows.inside == ["a", "b", "ahead"]
-        assert windows.limiter.num_inside == 2
-
-    run(work)
+@in_virtual_time
+async def test_a_window_that_is_due_and_admitted_in_the_same_moment_counts_once() -> None:
+    windows = Windows(1.0)
+    for name in ("a", "b"):
+        await windows.ask(name, due=0.0)
+    await windows.ask("ahead", due=5.0)
+    asyncio.get_running_loop().call_later(4.0, windows.limiter.leave)
+    await asyncio.sleep(10.0)
+    assert windows.inside == ["a", "b", "ahead"]
+    assert windows.limiter.num_inside == 2

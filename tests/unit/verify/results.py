@@ -1,6 +1,5 @@
 """Cases, answers and references for tests of the comparison."""
 
-
 import numpy as np
 
 from omni_server.reference import ReferenceAnswer
