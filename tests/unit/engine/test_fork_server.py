@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -53,17 +52,6 @@ def report_in(folder: Path) -> dict[str, Any]:
 def wait_until_nothing_is_left(report: dict[str, Any], folder: Path) -> None:
     wait_until(lambda: not is_running(report["fork_server"]) and not is_running(report["pid"]), TIMEOUT_S)
     assert not list(folder.glob("omni-engines-*"))
-
-
-def test_a_program_with_one_thread_forks_engines_from_a_copy_of_itself(folder: Path) -> None:
-    with program("alone", folder) as process:
-        report = report_in(folder)
-        assert report["has_state_of_the_program"]
-        assert report["has_module"]
-        assert report["threads_of_fork_server"] == 1
-        assert process.communicate("", TIMEOUT_S)[0].split() == [str(report["pid"]), str(-signal.SIGKILL)]
-        assert process.returncode == 0
-    wait_until_nothing_is_left(report, folder)
 
 
 def test_a_program_with_threads_forks_engines_from_a_new_interpreter(folder: Path) -> None:

@@ -174,9 +174,6 @@ class TestDataUrls:
 
 
 class TestWhoMayBeAsked:
-    async def test_an_allowed_address_is_read(self, server: Server) -> None:
-        assert await _read(server.url("/all-bytes"), server.at()) == ALL_BYTES
-
     @pytest.mark.parametrize(
         "url",
         [

@@ -72,10 +72,6 @@ def test_autoscaling_aims_at_what_the_narrowest_stage_computes_at_a_time() -> No
     assert concurrent_requests(config) == 64
 
 
-def test_a_number_in_a_config_file_needs_no_quotes() -> None:
-    assert deployment_of([*COMMAND, "--pipelines", 2])[1].pipelines == 2
-
-
 @pytest.mark.parametrize("words", [["--api-key", "secret"], ["--api-key=secret"]])
 def test_a_key_is_no_argument_in_a_config_file(words: list[str]) -> None:
     with pytest.raises(ConfigError, match="use --api-key-file") as caught:
