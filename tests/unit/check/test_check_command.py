@@ -161,11 +161,3 @@ def test_without_a_stage_config_the_plan_for_the_size_is_printed_as_a_table(
         "device", "precision", "requests", "context", "share", "weights", "state", "activations~", "reserve~", "KV",
         "cache", "tokens",
     ]  # fmt: skip
-
-
-def test_several_sizes_are_several_gpus(check: Check, seven_b: Path) -> None:
-    code, report = check(seven_b, "--load-format", "dummy", "--device-memory", "24G,24G")
-
-    assert code == 0
-    assert [stage["devices"] for stage in report["stages"]] == [[0], [1], [1]]
-    assert [device["index"] for device in report["devices"]] == [0, 1]

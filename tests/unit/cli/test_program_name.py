@@ -45,6 +45,14 @@ def test_elsewhere_it_is_a_path_that_works_there(
     assert run(program()) == str(checkout / ".venv" / "bin")
 
 
+def test_with_the_environment_activated_it_is_the_name_alone(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{checkout}/.venv/bin:/usr/bin:/bin")
+
+    assert program() == "omni-server"
+
+
 def test_the_name_alone_is_not_printed_where_it_starts_another_installation(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ import pytest
 import yaml
 from pydantic import BaseModel, TypeAdapter
 
-from omni_server.config.load import shipped_configs
 from omni_server.config.pipeline import find_family
 from scripts.config_reference import MODELS, family_models, filled_in
 
@@ -47,9 +46,3 @@ def _models_in(annotation: object) -> set[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {annotation}
     return set().union(*(_models_in(argument) for argument in get_args(annotation)))
-
-
-def test_every_shipped_config_is_in_the_faq() -> None:
-    faq = (ROOT / "docs" / "faq.md").read_text()
-
-    assert all(f"| `{name}` |" in faq for name in shipped_configs())

@@ -149,15 +149,6 @@ async def test_a_process_that_comes_after_its_engine_was_given_up_is_ended(world
     await until(lambda: world.num_alive() == 0)
 
 
-async def test_an_engine_that_ends_by_itself_is_told_from_one_that_is_slow(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.runs(fake_engine.fail, monkeypatch)
-    expected = r"stage 'talker' did not start: its engine process has ended \(exit code 3\)"
-    with pytest.raises(ConfigError, match=expected):
-        await world.build()
-
-
 async def test_semaphores_of_an_engine_that_is_given_up_are_removed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

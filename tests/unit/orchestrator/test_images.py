@@ -15,7 +15,6 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
 from omni_server.errors import (
-    CorruptDataError,
     DeadlineExceededError,
     InvalidRequestError,
 )
@@ -28,16 +27,12 @@ from tests.toy_families import image_only
 from tests.toy_families.image_only import ImageModel
 from tests.unit.orchestrator.fake_stages import FakeEngine, collected, settle
 
-WIDE = ImageModel.image_sizes[1]
-LADDER = np.linspace(0, 1, 32 * 32 * 3, dtype=np.float32).reshape(32, 32, 3)
-
 
 class FakePainter(FakeEngine):
     """Stands for `DiffusionHandle`."""
 
-    def __init__(self, name: str, result: npt.NDArray[np.float32]) -> None:
-        super().__init__(name)
-        self.result = result
+    def __init__(self) -> None:
+        super().__init__("painter")
         self.gate = asyncio.Event()
         self.gate.set()
         self.payloads: list[bytes] = []
@@ -57,7 +52,7 @@ class FakePainter(FakeEngine):
         self.num_active += 1
         try:
             await self.gate.wait()
-            return self.result
+            return np.zeros((32, 32, 3), np.float32)
         finally:
             self.num_active -= 1
 
@@ -82,38 +77,7 @@ def request(size: ImageSize | None = None, seed: int | None = 5) -> OmniRequest:
 
 @pytest.fixture
 def painter() -> FakePainter:
-    return FakePainter("painter", LADDER)
-
-
-@pytest.mark.parametrize(
-    ("result", "kind"),
-    [
-        (LADDER[1:], "shape"),
-        (LADDER[:, :, :1], "shape"),
-        (LADDER[:, :, 0], "shape"),
-        (LADDER.transpose(2, 0, 1), "shape"),
-        (np.where(LADDER > 0.5, np.float32("nan"), LADDER), "samples"),
-        (LADDER * np.float32(1.01), "samples"),
-        (LADDER - np.float32(0.01), "samples"),
-    ],
-)
-async def test_what_is_no_image_fails_the_request(
-    painter: FakePainter, result: npt.NDArray[np.float32], kind: str
-) -> None:
-    orchestrator = orchestrator_of(painter)
-    painter.result = result
-    with pytest.raises(CorruptDataError) as failure:
-        await collected(await orchestrator.submit(request()))
-    assert (failure.value.stage, failure.value.kind) == ("painter", kind)
-    assert orchestrator.num_corrupt["painter", kind] == 1
-    painter.result = LADDER
-    assert len(await collected(await orchestrator.submit(request()))) == 2
-
-
-async def test_an_image_of_another_size_than_asked_for_fails_the_request(painter: FakePainter) -> None:
-    painter.result = np.zeros((48, 32, 3), np.float32)  # height and width confused
-    with pytest.raises(CorruptDataError, match="48x32"):
-        await collected(await orchestrator_of(painter).submit(request(WIDE)))
+    return FakePainter()
 
 
 async def test_a_size_that_is_not_offered_is_refused(painter: FakePainter) -> None:

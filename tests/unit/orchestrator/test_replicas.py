@@ -121,23 +121,6 @@ def _names(stage: str, count: int) -> list[str]:
 # -- which engine
 
 
-async def test_requests_at_once_are_spread_evenly_and_equal_engines_take_turns() -> None:
-    replicas = Replicas(thinkers=2)
-    requests = [await replicas.speak() for _ in range(4)]
-    assert replicas.loads() == [[2, 2], [0, 0], [0, 0]], "nobody needs a talker yet"
-    for one in requests:
-        await one.send_rows()
-    assert replicas.loads() == [[2, 2], [2, 2], [0, 0]]
-    for talker in replicas.talkers:
-        for stream in talker.streams:
-            stream.send(11, 12)
-    await settle()
-    assert replicas.loads() == [[2, 2], [2, 2], [2, 2]]
-    for one in requests:
-        await one.end()
-    assert replicas.loads() == [[0, 0], [0, 0], [0, 0]]
-
-
 async def test_a_new_request_goes_to_the_engine_with_the_fewest_whose_turn_it_is_not() -> None:
     replicas = Replicas()
     requests = [await replicas.speak() for _ in range(3)]
@@ -214,20 +197,6 @@ async def test_a_dead_engine_fails_its_own_requests_and_others_take_the_next() -
     assert not second.events.done()
     for one in (second, third, fourth):
         await one.end()
-
-
-async def test_a_thinker_that_dies_while_it_reads_a_prompt_fails_that_request_alone() -> None:
-    replicas = Replicas(thinkers=2)
-    replicas.thinkers[0].gate.clear()
-    reading = asyncio.create_task(replicas.orchestrator.submit(request("slow")))
-    await settle()
-    other = await replicas.speak()
-    replicas.thinkers[0].life.went_down("its engine process was killed")
-    with pytest.raises(StageDeadError, match="thinker/0"):
-        await asyncio.wait_for(reading, 5)
-    assert replicas.loads()[0] == [0, 1]
-    assert not other.events.done()
-    await other.end()
 
 
 async def test_a_stage_is_down_when_no_engine_of_it_is_up() -> None:

@@ -252,7 +252,6 @@ async def test_a_talker_that_goes_on_faster_after_its_text_is_not_waited_for() -
 @in_virtual_time
 async def test_a_talker_that_has_stopped_is_not_taken_for_one_that_is_done() -> None:
     """It would have been heard after 0.96 s, had there been more codes by then."""
-
     with ExitStack() as stack:
         scheduler = new_scheduler()
         stalled = Listener(scheduler, stack)
@@ -302,7 +301,6 @@ async def test_beside_full_load_a_stream_slower_than_real_time_waits_for_what_is
 @in_virtual_time
 async def test_a_stream_slower_than_real_time_waits_for_ten_seconds_at_most() -> None:
     """Streams of 40 s would lack 17 s."""
-
     simulation = Simulation(SimulatedCode2Wav(step_s=0.05, code_s=0.001))
     *_, utterance = await speak_beside_full_load(simulation, 2000, 2000)
     first_window_s = 2 * BLOCK * 0.020 / REAL_TIME_FACTOR
@@ -313,7 +311,6 @@ async def test_a_stream_slower_than_real_time_waits_for_ten_seconds_at_most() ->
 @in_virtual_time
 async def test_playback_has_no_gap_where_load_comes_from_one_stream_to_the_next() -> None:
     """As on a CPU: speech takes 0.45 of its length to make, and with other work on all cores 1.2 of it."""
-
     code2wav = SimulatedCode2Wav(step_s=0.02, code_s=0.0015)
     simulation = Simulation(code2wav, PacingConfig(max_start_delay_s=10))
     for number in range(3):

@@ -166,7 +166,6 @@ async def test_no_more_windows_of_a_stream_are_out_than_allowed() -> None:
 async def test_windows_that_carry_state_are_computed_one_after_the_other() -> None:
     """Many streams and a device that is busy: no step holds two windows of one stream, and none is
     overtaken."""
-
     code2wav = SimulatedCode2Wav(step_s=0.02, code_s=0.0005, max_codes=400)
     simulation = Simulation(code2wav)
     names = [f"u{n}" for n in range(12)]

@@ -1,7 +1,6 @@
 """Requests whose talker gets text as ids: when it is opened, and what it is fed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -152,52 +151,4 @@ async def test_a_stop_string_at_the_very_beginning_leaves_nothing_to_speak() -> 
     got = await asyncio.wait_for(events, 5)
     assert stages.talker.streams == []
     assert not {"CodecDelta", "AudioDelta"} & set(kinds(got))
-    assert stages.is_released()
-
-
-async def nothing(stages: Stages) -> None:
-    """Before the request's task has begun."""
-
-
-async def opened(stages: Stages) -> None:
-    await settle()
-
-
-async def some_media(stages: Stages) -> None:
-    await settle()
-    media_rows(stages, (1, 2))
-    await settle()
-
-
-async def media_not_yet_taken(stages: Stages) -> None:
-    await settle()
-    media_rows(stages, (1, 2))
-    media_rows(stages, (4, 1))
-
-
-async def opening_the_talker(stages: Stages) -> None:
-    stages.talker.open_gate.clear()
-    await media_not_yet_taken(stages)
-    stages.thinker.stream.send(100, text="a")
-    await settle()
-
-
-async def speaking(stages: Stages) -> None:
-    await media_not_yet_taken(stages)
-    stages.thinker.stream.send(100, text="a")
-    await settle()
-    stages.talker.stream.send(1)
-    await settle()
-
-
-PHASES = [nothing, opened, some_media, media_not_yet_taken, opening_the_talker, speaking]
-
-
-@pytest.mark.parametrize("phase", PHASES)
-async def test_an_abort_releases_everything(phase: Callable[[Stages], Awaitable[None]]) -> None:
-    stages = Stages()
-    run = stages.run(text_rows=MEDIA)
-    await phase(stages)
-    await run.aclose()
-    await settle()
     assert stages.is_released()
