@@ -45,17 +45,6 @@ async def test_every_phase_becomes_a_line_as_it_comes() -> None:
     ]
 
 
-async def test_a_late_report_of_a_ready_stage_is_not_shown() -> None:
-    lines: list[str] = []
-    with StartProgress(lines.append) as progress:
-        reporter = ProgressReporter(progress.began("talker"))
-        progress.is_ready("talker")
-        reporter.report(Phase.CAPTURING)
-        progress.last_phase("talker")
-
-    assert untimed(lines) == ["talker: starting", "talker: ready after N s"]
-
-
 async def test_other_datagrams_are_dropped() -> None:
     lines: list[str] = []
     with StartProgress(lines.append) as progress:

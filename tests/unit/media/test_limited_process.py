@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -97,16 +96,6 @@ SAY_ID = "output.write(str(os.getpid()).encode()); output.flush()\n"
 def test_the_reader_has_the_file_and_its_arguments(tmp_path: Path) -> None:
     body = "output.write(file.read()[::-1]); file.seek(0); output.write(file.read(2) + arguments[0].encode())"
     assert _read(_reader(tmp_path, body), b"abc") == b"cbaab" + b"an argument"
-
-
-def test_megabytes_come_back_whole(tmp_path: Path) -> None:
-    reader = _reader(tmp_path, "for _ in range(5): output.write(file.read(1_000_000))")
-    data = os.urandom(5_000_000)
-    buffer = bytearray(len(data))
-    with read_in_process(reader, data, Cancellation()) as output:
-        output.read_into(memoryview(buffer))
-        output.check_nothing_left()
-    assert buffer == data
 
 
 @pytest.mark.parametrize("num_bytes", [99, 101])
@@ -233,13 +222,6 @@ def test_each_file_has_a_process_of_its_own(tmp_path: Path) -> None:
     assert first != second
     assert first.endswith(b"False)")
     assert second.endswith(b"False)")
-
-
-def test_many_files_are_read_at_the_same_time(tmp_path: Path) -> None:
-    reader = _reader(tmp_path, "data = file.read(); time.sleep(0.2); output.write(data)")
-    files = [str(number).encode() for number in range(20)]
-    with ThreadPoolExecutor(len(files)) as threads:
-        assert list(threads.map(lambda data: _read(reader, data), files)) == files
 
 
 def test_a_process_has_no_descriptor_but_its_own(tmp_path: Path) -> None:

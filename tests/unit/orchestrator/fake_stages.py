@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -368,6 +368,12 @@ async def settle() -> None:
 
 async def collected(run: RequestRun) -> list[OmniEvent]:
     return [event async for event in run]
+
+
+def asked(**options: Any) -> tuple[Stages, asyncio.Task[list[OmniEvent]]]:
+    """A request (see `Stages.run`), whose events are collected."""
+    stages = Stages()
+    return stages, asyncio.create_task(collected(stages.run(**options)))
 
 
 def kinds(events: Sequence[OmniEvent]) -> list[str]:

@@ -281,17 +281,12 @@ async def test_a_deadline_counts_from_when_the_request_began() -> None:
     assert pipeline.orchestrator.num_running == 0
 
 
-def go_down(pipeline: Pipeline, stage: str) -> None:
-    stages: list[FakeEntry | FakeCode2Wav] = [pipeline.thinker, pipeline.talker, pipeline.code2wav]
-    next(one for one in stages if one.name == stage).life.went_down("its engine process was killed (SIGKILL)")
-
-
 async def test_request_whose_prompt_is_being_read_fails_at_once_when_the_thinker_dies() -> None:
     pipeline = Pipeline()
     pipeline.thinker.gate.clear()
     submitting = asyncio.create_task(pipeline.orchestrator.submit(request()))
     await settle()
-    go_down(pipeline, "thinker")
+    pipeline.thinker.life.went_down("its engine process was killed (SIGKILL)")
     with pytest.raises(StageDeadError, match="SIGKILL"):
         await asyncio.wait_for(submitting, 5)
     assert pipeline.orchestrator.num_running == 0

@@ -17,6 +17,7 @@ from omni_server.types import AudioDelta, OmniEvent
 from tests.unit.orchestrator.fake_stages import (
     STOP_CODE,
     Stages,
+    asked,
     collected,
     kinds,
     only,
@@ -136,8 +137,7 @@ async def test_silence_of_one_code_and_sound_that_peaks_at_full_scale_are_sound(
 
 @pytest.mark.parametrize("misplaced_by", [20, -20], ids=["missing", "twice"])
 async def test_windows_that_do_not_follow_each_other_are_an_error_at_once(misplaced_by: int) -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run()))
+    stages, events = asked()
     await write(stages, 5)
     stages.talker.stream.send(1, 2)
     await settle()
@@ -165,8 +165,7 @@ async def test_last_window_that_does_not_come_is_an_error_and_not_a_shorter_answ
 
 
 async def test_rows_missing_at_the_end_are_an_error_and_not_a_wait_without_end() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run()))
+    stages, events = asked()
     await settle()
     stages.token(0)
     stages.thinker.stream.send(101, 102, finish="stop")  # the row of token 0 and 1 never came
@@ -187,8 +186,7 @@ async def test_a_talker_that_refuses_the_request_keeps_no_rows() -> None:
 
 
 async def test_an_unexpected_error_says_nothing_of_its_inside() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run()))
+    stages, events = asked()
     await settle()
     stages.token(0)
     stages.thinker.stream.fail(RuntimeError("/home/somebody/secret.py line 7"))
@@ -200,8 +198,7 @@ async def test_an_unexpected_error_says_nothing_of_its_inside() -> None:
 
 
 async def test_stages_that_are_up_again_when_they_are_needed_fail_nothing() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run()))
+    stages, events = asked()
     await settle()
     for one in (stages.talker, stages.code2wav):
         one.life.went_down("its engine process was killed")
@@ -298,8 +295,7 @@ async def test_an_abort_releases_everything(phase: Callable[[Stages], Awaitable[
 async def test_a_consumer_that_is_cancelled_releases_everything(
     phase: Callable[[Stages], Awaitable[None]],
 ) -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run()))
+    stages, events = asked()
     await phase(stages)
     events.cancel()
     await asyncio.wait([events])

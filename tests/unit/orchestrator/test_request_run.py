@@ -17,6 +17,7 @@ from tests.unit.orchestrator.fake_stages import (
     SAMPLES_PER_CODE,
     STOP_CODE,
     Stages,
+    asked,
     collected,
     kinds,
     only,
@@ -27,8 +28,7 @@ from tests.unit.orchestrator.fake_stages import (
 
 
 async def test_text_and_speech_come_as_they_are_made() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run()))
+    stages, events = asked()
     await settle()
     stages.token(0)
     await settle()
@@ -58,8 +58,7 @@ async def test_text_and_speech_come_as_they_are_made() -> None:
 
 
 async def test_a_given_text_without_tokens_has_no_sound() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(reply=())))
+    stages, events = asked(reply=())
     await settle()
     stages.rows(num_generated=0)
     stages.thinker.stream.send(99, text="sampled", finish="length")
@@ -86,23 +85,8 @@ async def test_spoken_requests_that_came_at_the_same_moment_reach_the_thinker_to
         await run.aclose()
 
 
-async def test_text_alone_opens_no_other_stage() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(speech=False)))
-    await settle()
-    assert stages.thinker.stream.row_sink is None
-    stages.thinker.stream.send(1, 2, text="ab", finish="length")
-    got = await events
-    assert kinds(got) == ["TextDelta", "TextDone", "Finished"]
-    assert isinstance(got[-1], Finished)
-    assert got[-1].finish_reason == "length"
-    assert stages.talker.streams == []
-    assert stages.is_released()
-
-
 async def test_an_output_without_tokens_is_no_event() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(speech=False)))
+    stages, events = asked(speech=False)
     await settle()
     stages.thinker.stream.send()
     stages.thinker.stream.send(1, text="", finish=None)
@@ -111,8 +95,7 @@ async def test_an_output_without_tokens_is_no_event() -> None:
 
 
 async def test_a_reply_of_one_token_has_no_sound_and_releases_the_talker() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run()))
+    stages, events = asked()
     await write(stages, 1)
     got = await asyncio.wait_for(events, 5)
     assert kinds(got) == ["TextDelta", "TextDone", "Finished"]
@@ -122,8 +105,7 @@ async def test_a_reply_of_one_token_has_no_sound_and_releases_the_talker() -> No
 
 
 async def test_a_reply_of_one_token_by_length_is_incomplete() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run()))
+    stages, events = asked()
     await settle()
     stages.token(0, finish="length")
     finished = (await asyncio.wait_for(events, 5))[-1]
@@ -132,8 +114,7 @@ async def test_a_reply_of_one_token_by_length_is_incomplete() -> None:
 
 
 async def test_a_talker_that_ends_first_does_not_end_the_text() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run()))
+    stages, events = asked()
     await settle()
     for number in range(2):
         stages.token(number)
@@ -149,8 +130,7 @@ async def test_a_talker_that_ends_first_does_not_end_the_text() -> None:
 
 
 async def test_a_stop_string_at_the_very_beginning_leaves_nothing_to_speak() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(detokenize=lambda ids: "STOP!"[: 2 * len(ids)])))
+    stages, events = asked(detokenize=lambda ids: "STOP!"[: 2 * len(ids)])
     await settle()
     stages.rows(num_generated=0)
     stages.thinker.stream.send(100)
@@ -162,8 +142,7 @@ async def test_a_stop_string_at_the_very_beginning_leaves_nothing_to_speak() -> 
 
 
 async def test_a_limit_on_the_length_keeps_the_last_frame() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(frames=TokenFrames(2, 1))))
+    stages, events = asked(frames=TokenFrames(2, 1))
     await write(stages, 3)
     stages.talker.stream.send(1, 2, predicted=[[10], [20]], finish="length")
     await asyncio.wait_for(events, 5)
@@ -171,8 +150,7 @@ async def test_a_limit_on_the_length_keeps_the_last_frame() -> None:
 
 
 async def test_rows_that_come_after_the_talker_has_ended_are_dropped() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run()))
+    stages, events = asked()
     await settle()
     stages.token(0)
     stages.token(1)

@@ -125,35 +125,6 @@ async def test_the_first_window_of_a_new_stream_is_sent_at_once_however_far_othe
 
 
 @in_virtual_time
-async def test_the_first_window_of_a_new_stream_is_computed_before_queued_windows_that_are_due_later() -> (
-    None
-):
-    code2wav = SimulatedCode2Wav(step_s=0.05, max_codes=132)
-    simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=None))
-    early = [asyncio.create_task(simulation.speak(f"early{n}", 600)) for n in range(8)]
-    await asyncio.sleep(2.02)
-    new = asyncio.create_task(simulation.speak("new", 100))
-    await asyncio.sleep(0)
-    num_before = len(code2wav.computed)
-    utterance = await new
-    await asyncio.gather(*early)
-    [position] = [i for i, name in enumerate(code2wav.computed[num_before:]) if name == "new-0"]
-    assert position <= 1, "behind nothing but the step that ran when it came"
-    assert utterance.first_audio_s <= 0.1 + 1e-6
-
-
-@in_virtual_time
-async def test_code2wav_is_told_how_many_utterances_are_under_way() -> None:
-    code2wav = SimulatedCode2Wav(step_s=0.01)
-    simulation = Simulation(code2wav)
-    await simulation.speak("alone", 100)
-    await asyncio.gather(*(simulation.speak(name, 100) for name in ("a", "b")))
-    streams = {call.window_id: call.num_streams for call in code2wav.calls}
-    assert {streams[f"alone-{number}"] for number in range(4)} == {1}
-    assert {streams[f"{name}-{number}"] for name in "ab" for number in range(3)} == {2}
-
-
-@in_virtual_time
 async def test_no_more_windows_of_a_stream_are_out_than_allowed() -> None:
     for limit in (1, 2, 3):
         code2wav = SimulatedCode2Wav(step_s=0.1)

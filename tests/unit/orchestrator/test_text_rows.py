@@ -8,7 +8,7 @@ from omni_server.errors import CorruptDataError
 from omni_server.family import MEDIA_ROW, SourceSpan, TextRows
 from omni_server.protocol.rows import RowsFeed, RowsPayload, Segment, SharedBlock
 from omni_server.types import AudioDelta, Finished
-from tests.unit.orchestrator.fake_stages import STOP_CODE, Stages, collected, kinds, only, settle
+from tests.unit.orchestrator.fake_stages import STOP_CODE, Stages, asked, collected, kinds, only, settle
 
 TEXT = TextRows((1, 2, 3), (SourceSpan(0, 0, 3, has_rows=False),), (8, 9))
 MEDIA = TextRows(
@@ -52,8 +52,7 @@ def rows_of(feeds: list[RowsFeed]) -> list[int | None]:
 
 
 async def test_tokens_that_come_with_the_end_are_fed_without_the_end_token() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(text_rows=TEXT)))
+    stages, events = asked(text_rows=TEXT)
     await settle()
     stages.thinker.stream.send(100, 101, 199, text="ab", finish="stop")
     await settle()
@@ -65,8 +64,7 @@ async def test_tokens_that_come_with_the_end_are_fed_without_the_end_token() -> 
 
 
 async def test_the_last_token_before_a_limit_is_spoken() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(text_rows=TEXT)))
+    stages, events = asked(text_rows=TEXT)
     await settle()
     stages.thinker.stream.send(100, text="a")
     stages.thinker.stream.send(101, text="b", finish="length")
@@ -79,8 +77,7 @@ async def test_the_last_token_before_a_limit_is_spoken() -> None:
 
 
 async def test_one_token_at_the_limit_is_speech_already() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(text_rows=TEXT)))
+    stages, events = asked(text_rows=TEXT)
     await settle()
     stages.thinker.stream.send(100, text="a", finish="length")
     await settle()
@@ -91,8 +88,7 @@ async def test_one_token_at_the_limit_is_speech_already() -> None:
 
 @pytest.mark.parametrize("text_rows", [TEXT, MEDIA])
 async def test_a_reply_that_ends_at_once_has_no_sound(text_rows: TextRows) -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(text_rows=text_rows)))
+    stages, events = asked(text_rows=text_rows)
     await settle()
     if text_rows is MEDIA:
         media_rows(stages, (1, 2), (4, 1))
@@ -108,8 +104,7 @@ async def test_a_reply_that_ends_at_once_has_no_sound(text_rows: TextRows) -> No
     "steps", [[((1, 2), (4, 1))], [((1, 1),), ((2, 1),), ((4, 1),)], [((1, 2),), ((4, 1),)]]
 )
 async def test_text_lies_between_the_rows_of_media(steps: list[tuple[tuple[int, int], ...]]) -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(text_rows=MEDIA)))
+    stages, events = asked(text_rows=MEDIA)
     await settle()
     for segments in steps:
         media_rows(stages, *segments)
@@ -130,8 +125,7 @@ async def test_text_lies_between_the_rows_of_media(steps: list[tuple[tuple[int, 
 
 
 async def test_rows_of_media_that_never_came_are_an_error_and_not_a_wait_without_end() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(text_rows=MEDIA)))
+    stages, events = asked(text_rows=MEDIA)
     await settle()
     media_rows(stages, (1, 2))
     stages.thinker.stream.send(100, 101, text="ab")
