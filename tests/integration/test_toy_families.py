@@ -22,10 +22,10 @@ from transformers import Qwen2ForCausalLM
 
 from omni_server.audio.filters import Resampler
 from tests.integration.server_process import MODEL, ServerProcess, wait_until
-from tests.toy_families import branched, image_only, predicting, speech_only, text_only
+from tests.toy_families import branched, image_only, speech_only, text_only
 from tests.toy_families.decoding import SAMPLE_RATE_HZ, render, waveform
 from tests.toy_families.image_only import SLOW_S
-from tests.toy_families.toy import END, FIRST_CODE, NUM_CODES, make_checkpoint
+from tests.toy_families.toy import END, FIRST_CODE, make_checkpoint
 
 CPU_ARGS: dict[str, Any] = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 24}
 
@@ -60,22 +60,6 @@ def greedy_ids(checkpoint: Path, prompt: str, num_tokens: int, *, first: int = 0
             logits = model(torch.tensor([ids + generated])).logits[0, -1]
             generated.append(first + int(logits[first:].argmax()))
     return generated
-
-
-def greedy_frames(checkpoint: Path, prompt: str, num_frames: int) -> npt.NDArray[np.int64]:
-    """What transformers and `ToyPredictingSpeaker`'s rule make: codes from 0 on, `[num_frames,
-    codebooks]`."""
-    model = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    frames: list[list[int]] = []
-    with torch.inference_mode():
-        embeds = model.get_input_embeddings()(torch.tensor(ids_of(prompt)))
-        while len(frames) < num_frames:
-            scores = model(inputs_embeds=embeds[None]).logits[0, -1, FIRST_CODE:]
-            first = int(scores.argmax())
-            frames.append([(first + shift) % NUM_CODES for shift in range(predicting.NUM_PREDICTED + 1)])
-            added = model.get_input_embeddings()(FIRST_CODE + torch.tensor(frames[-1])).sum(0)
-            embeds = torch.cat((embeds, added[None]))
-    return np.array(frames)
 
 
 def ids_of(prompt: str) -> list[int]:
@@ -164,36 +148,6 @@ def test_speech_only_model_speaks_frames_of_four_codebooks_at_its_own_rate(tmp_p
     assert chat.status_code == 400
     assert "does not answer chats" in chat.json()["error"]["message"]
     assert transcript.status_code == 400
-
-
-def test_predicted_codes_of_a_frame_are_spoken_with_the_sampled_one(tmp_path: Path) -> None:
-    num_frames = 11
-    stages = {"speaker": {"max_model_len": 512}, "vocoder": {"max_model_len": 64}}
-    with served(tmp_path, predicting.SPEAKER, "predicting", stages) as (client, _):
-        body: dict[str, Any] = {
-            "model": MODEL,
-            "input": "Read this.",
-            "voice": "High",
-            "response_format": "wav",
-        }
-        speaker = {"max_tokens": num_frames, "ignore_eos": True}
-
-        def spoken(**sampling: float) -> bytes:
-            answer = client.post(
-                "/v1/audio/speech", json=body | {"stage_sampling": {"speaker": speaker | sampling}}
-            )
-            assert answer.status_code == 200, answer.text
-            return answer.content
-
-        greedy = spoken(temperature=0)
-        with ThreadPoolExecutor(4) as pool:
-            together = list(pool.map(lambda _: spoken(temperature=1, seed=3), range(4)))
-        other = spoken(temperature=1, seed=4)
-    samples, _ = soundfile.read(io.BytesIO(greedy), dtype="float32")
-    codes = greedy_frames(tmp_path / "checkpoint", "Read this.", num_frames)
-    check_sound(samples, codes)
-    assert set(together) == {together[0]}, "one seed, one sound"
-    assert len({greedy, together[0], other}) == 3
 
 
 def busy(client: httpx2.Client, num_gauges: int) -> list[str]:
