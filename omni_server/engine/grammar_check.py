@@ -9,6 +9,7 @@ forked from the fork server.
 
 import logging
 import os
+import signal
 import socket
 import struct
 from collections.abc import Callable, Sequence
@@ -131,12 +132,13 @@ def _too_much(what: str) -> InvalidRequestError:
     )
 
 
-def _launch(config: VllmConfig, control: socket.socket) -> Callable[[], object]:
+def _launch(config: VllmConfig, control: socket.socket) -> Callable[[], int]:
     process = start_process(_serve, config, control)
 
-    def end() -> None:
+    def end() -> int:
         process.kill()
         process.join(KILL_TIMEOUT_S)
+        return -signal.SIGKILL if process.exitcode is None else process.exitcode
 
     return end
 

@@ -68,12 +68,12 @@ class Program:
     is started when it is first used, again if it was killed, and ends with this process.
     """
 
-    def __init__(self, launch: Callable[[socket.socket], Callable[[], object]]) -> None:
+    def __init__(self, launch: Callable[[socket.socket], Callable[[], int]]) -> None:
         """`launch` starts a program that serves its end of a socket (`ReaderProcesses`); returns a function
-        that ends it."""
+        that ends it and returns its exit code, negative for a signal."""
         self._launch = launch
         self._lock = threading.Lock()
-        self._running: tuple[socket.socket, Callable[[], object]] | None = None
+        self._running: tuple[socket.socket, Callable[[], int]] | None = None
 
     def start(self, job: bytes, descriptors: Sequence[int]) -> None:
         """Starts a process for a file; see `ReaderProcesses`."""
@@ -82,7 +82,9 @@ class Program:
                 with suppress(OSError):
                     socket.send_fds(self._running[0], [job], descriptors)
                     return
-                self._end()  # it was killed
+                logger.error(
+                    "A program that reads files ended with exit code %d; it is restarted", self._end()
+                )
             control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._running = control, self._launch(theirs)
@@ -90,14 +92,15 @@ class Program:
 
     def end(self) -> None:
         with self._lock:
-            self._end()
+            if self._running is not None:
+                self._end()
 
-    def _end(self) -> None:
-        if self._running is not None:
-            control, end = self._running
-            self._running = None
-            control.close()
-            end()
+    def _end(self) -> int:
+        assert self._running is not None
+        control, end = self._running
+        self._running = None
+        control.close()
+        return end()
 
 
 _programs: dict[Path, Program] = {}
@@ -111,9 +114,7 @@ def end_programs() -> None:
         _programs.popitem()[1].end()
 
 
-def _load_module(
-    module: Path, environment: Mapping[str, str], control: socket.socket
-) -> Callable[[], object]:
+def _load_module(module: Path, environment: Mapping[str, str], control: socket.socket) -> Callable[[], int]:
     """Starts a program that reads with `module`; returns a function that ends it."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     process = subprocess.Popen(
@@ -124,9 +125,9 @@ def _load_module(
         env={**kept, **environment},
     )
 
-    def end() -> None:
+    def end() -> int:
         process.kill()
-        process.wait()
+        return process.wait()
 
     return end
 

@@ -1,4 +1,4 @@
-"""Short forms of scripts/abort_storm, scripts/soak and scripts/overload, on one server."""
+"""An abort storm, an overload, and a short form of scripts/soak, on one server."""
 
 import asyncio
 from collections.abc import Iterator

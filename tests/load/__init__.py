@@ -1,2 +1,1 @@
-"""Load that knows the right answer to every request: shared by tests/faults, scripts/soak and
-scripts/overload."""
+"""Load that knows the right answer to every request: shared by tests/faults and scripts/soak."""

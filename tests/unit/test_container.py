@@ -15,7 +15,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.state import ServerState
 from omni_server.cli import serve
 from omni_server.cli.main import main
-from omni_server.cli.serve_flags import KEY_VARIABLES, ServeOptions
+from omni_server.cli.serve_flags import ServeOptions
 from tests.unit.api.clients import http_client
 from tests.unit.api.fake_generator import FakeGenerator
 
@@ -50,25 +50,6 @@ def interpolated(text: str, **given: str) -> str:
     return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda match: given.get(match[1]) or match[2], text)
 
 
-def test_the_image_runs_as_nobody_in_particular() -> None:
-    """As a number: Kubernetes' `runAsNonRoot` cannot tell who a name is."""
-    uid, _, gid = only("USER").partition(":")
-    assert uid.isdigit()
-    assert gid.isdigit()
-    assert int(uid) > 0
-    assert int(gid) > 0
-    names = [name for name, _ in INSTRUCTIONS]
-    assert "RUN" not in names[names.index("USER") :]
-
-
-def test_the_image_takes_nothing_from_urls_and_holds_no_secret() -> None:
-    assert "ADD" not in [name for name, _ in INSTRUCTIONS]
-    for name, rest in INSTRUCTIONS:
-        if name in ("ARG", "ENV"):
-            assert not {"KEY", "TOKEN", "SECRET", "PASSWORD"} & set(rest.upper().replace("=", "_").split("_"))
-        assert not (name == "RUN" and {"curl", "wget", "sudo", "--privileged"} & set(rest.split()))
-
-
 def test_the_image_is_built_from_what_the_wheel_needs_and_nothing_else() -> None:
     project = PROJECT["project"]
     needed = {"pyproject.toml", "setup.py", project["readme"], *project["license-files"]}
@@ -77,12 +58,6 @@ def test_the_image_is_built_from_what_the_wheel_needs_and_nothing_else() -> None
     lines = (ROOT / ".dockerignore").read_text().split("\n")
     assert "*" in lines
     assert {line.removeprefix("!") for line in lines if line.startswith("!")} == needed
-
-
-def test_the_empty_package_has_its_version_where_the_build_looks_for_it() -> None:
-    module, _, name = PROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"].rpartition(".")
-    (command,) = [rest for found, rest in INSTRUCTIONS if found == "RUN" and "pip uninstall" in rest]
-    assert f"""echo '{name} = "0.0.0"' > {module.replace(".", "/")}.py""" in command
 
 
 def test_the_cpu_image_has_the_torch_that_an_environment_gets() -> None:
@@ -126,30 +101,6 @@ def test_the_server_understands_what_a_service_is_started_with(
     assert options.model == arguments.split()[0]
 
 
-def test_without_arguments_the_image_and_the_services_add_none() -> None:
-    assert "CMD" not in [name for name, _ in INSTRUCTIONS]
-    assert {interpolated(service["command"]) for service in SERVICES.values()} == {""}
-
-
-def test_variables_that_are_passed_on_are_read(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["serve", "--help"])
-    help_text = capsys.readouterr().out
-    for service in SERVICES.values():
-        assert KEY_VARIABLES[0] in service["environment"]
-        assert all(re.search(rf"\b{name}\b", help_text) for name in service["environment"])
-        # With a value, even an empty one, they would override what a variable of the shell says.
-        assert set(service["environment"].values()) == {None}
-
-
-def test_the_head_of_the_compose_file_names_every_variable() -> None:
-    head = COMPOSE_TEXT[: COMPOSE_TEXT.index("\nx-server")]
-    told = set(re.findall(r"^#   ([A-Z_]+)=", head, re.MULTILINE))
-    used = set(re.findall(r"\$\{(\w+)", COMPOSE_TEXT))
-    used |= {name for service in SERVICES.values() for name in service["environment"]}
-    assert told == used
-
-
 async def test_the_health_check_asks_for_what_is_served() -> None:
     setting = next(rest for name, rest in INSTRUCTIONS if rest.startswith("OMNI_SERVER_"))
     variable, _, address = setting.partition("=")
@@ -172,25 +123,3 @@ def test_a_service_fits_the_image(service: dict[str, object]) -> None:
     assert volume.partition(":")[0] in yaml.safe_load(COMPOSE_TEXT)["volumes"]
     assert "healthcheck" not in service
     assert float(service["stop_grace_period"].removesuffix("s")) >= ApiConfig().shutdown_timeout_s + 10
-
-
-def test_each_service_is_of_one_target_of_the_dockerfile() -> None:
-    targets = {name: service["build"]["args"]["TARGET"] for name, service in SERVICES.items()}
-    assert targets == {"cpu": "cpu", "gpu": "cuda"}
-    stages = {rest.split()[-1] for name, rest in INSTRUCTIONS if name == "FROM" and " AS " in rest}
-    assert stages == {f"base-{target}" for target in targets.values()}
-    assert set(targets.values()) <= PROJECT["project"]["optional-dependencies"].keys()
-    assert [service["profiles"] for service in SERVICES.values()] == [[name] for name in SERVICES]
-    assert len({service["image"] for service in SERVICES.values()}) == len(SERVICES)
-
-
-def test_the_gpus_go_to_one_service_only() -> None:
-    (devices,) = SERVICES["gpu"]["deploy"]["resources"]["reservations"]["devices"]
-    assert devices["capabilities"] == ["gpu"]
-    assert "deploy" not in SERVICES["cpu"]
-
-
-def test_every_argument_of_the_build_on_the_page_is_one() -> None:
-    told = set(re.findall(r"\b([A-Z]+(?:_[A-Z]+)*)=", PAGE[PAGE.index("## Build") : PAGE.index("## Run")]))
-    declared = {rest.partition("=")[0] for name, rest in INSTRUCTIONS if name == "ARG"}
-    assert told - {"BUILDAH_ISOLATION"} == declared

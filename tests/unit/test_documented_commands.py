@@ -1,10 +1,9 @@
-"""Every command and program of README.md, CONTRIBUTING.md and docs/ is run by a test, or has a reason here.
+"""The programs themselves parse the flags of each command in README.md, CONTRIBUTING.md and docs/.
 
-The flags of commands that no test runs are parsed by the programs themselves.
+tests/integration runs the blocks of the quickstart, the API page and the recipes.
 """
 
 import argparse
-import ast
 import os
 import re
 import runpy
@@ -25,88 +24,6 @@ PAGES = [
     "CONTRIBUTING.md",
     *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
 ]
-
-RUN_BY = {
-    "docs/api.md": "tests/integration/test_api_page.py::test_a_command_prints_what_the_page_says",
-    "docs/quickstart.md": "tests/integration/test_quickstart.py::test_it_works_as_it_stands",
-    "docs/realtime.md": (
-        "tests/unit/api/realtime/test_socket.py::test_the_example_in_the_documentation_saves_the_answer"
-    ),
-    "docs/speech.md": "tests/integration/test_server_audio.py::test_commands_of_the_page_work",
-    "docs/recipes/livekit.md": (
-        "tests/integration/consumers/test_livekit.py::test_its_three_services_work_on_the_demo_server"
-    ),
-    "docs/recipes/open-webui.md": (
-        "tests/integration/consumers/test_open_webui.py::test_the_model_can_be_chosen"
-    ),
-    "docs/recipes/pipecat.md": (
-        "tests/integration/consumers/test_pipecat.py::test_its_three_services_make_a_cascade_on_the_demo_server"
-    ),
-}
-"""Tests that run all there is on a page; test_quickstart.py has reasons of its own for what it leaves out."""
-
-SINGLE = {
-    ("README.md", "scripts/serve\n"): (
-        "tests/unit/scripts/test_serve_script.py::test_without_a_model_the_demo_is_served_on_cpu"
-    ),
-    ("README.md", "scripts/serve Qwen/Qwen2.5-Omni-7B"): (
-        "tests/unit/scripts/test_serve_script.py::test_a_model_is_served_with_the_flags_as_they_are"
-    ),
-    ("README.md", "curl -sSf http://127.0.0.1:8091"): (
-        "tests/integration/test_quickstart.py::test_it_works_as_it_stands"
-    ),
-    ("README.md", "import base64"): "tests/integration/test_quickstart.py::test_it_works_as_it_stands",
-    ("docs/container.md", "curl -sSf http://127.0.0.1:8091"): (
-        "tests/integration/test_quickstart.py::test_it_works_as_it_stands"
-    ),
-    ("docs/images.md", "import base64"): (
-        "tests/integration/test_image_server.py::test_the_example_of_the_page_saves_previews_and_the_image"
-    ),
-    ("docs/faq.md", "from omni_server import Omni"): (
-        "tests/integration/test_quickstart.py::test_the_python_api_works_as_the_page_says"
-    ),
-    ("docs/scaling.md", "omni-server replicas list"): (
-        "tests/unit/cli/test_replicas.py::test_a_replica_is_replaced"
-    ),
-    ("docs/configuration.md", ".venv/bin/omni-server config show"): (
-        "tests/unit/test_documented_commands.py::test_commands_about_configs_work"
-    ),
-}
-NOT_RUN = {
-    (
-        "CONTRIBUTING.md",
-        "scripts/test  ",
-    ): "installs packages and runs all tests; CI runs scripts/test",
-    ("README.md", "scripts/test\n"): "CI runs it",
-    ("docs/images.md", "scripts/serve Qwen/Qwen-Image"): "needs a GPU and downloads 58 GB",
-    (
-        "docs/images.md",
-        'source "$(scripts/setup-env --cpu)/bin/activate"\nscripts/make_demo_checkpoint images',
-    ): "installs packages; tests/integration/test_image_server.py serves such a pipeline",
-    (
-        "docs/images.md",
-        ".venv/bin/omni-server check Qwen/Qwen-Image",
-    ): "downloads configs; tests/unit/check/test_shipped_configs.py computes the same",
-    (
-        "docs/images.md",
-        "scripts/make_demo_checkpoint qwen-image",
-    ): "needs a GPU; tests/unit/stages/diffusers/test_random_weights.py makes the folder",
-    ("docs/faq.md", "python3 -m venv env"): "installs 3 GB; tests/unit/test_packaging.py builds the wheel",
-    (
-        "docs/reliability.md",
-        "scripts/make_demo_checkpoint demo",
-    ): "measures for minutes what tests/faults asserts",
-    ("docs/scaling.md", "CUDA_VISIBLE_DEVICES=0,1,2,3"): "needs 8 GPUs",
-    (
-        "docs/scaling.md",
-        "pip install 'omni-server[cuda,ray]'",
-    ): "needs several machines; tests/integration/test_ray.py deploys on a cluster of two nodes",
-    ("docs/reliability.md", "scripts/abort_storm demo"): "tests/faults/test_load.py has a shorter storm",
-    ("docs/reliability.md", "scripts/soak demo"): "tests/faults/test_load.py has 20 seconds of it",
-    ("docs/reliability.md", "scripts/overload demo"): "tests/faults/test_load.py has ten seconds of it",
-    ("docs/reliability.md", "scripts/slow_readers"): "measures what tests/unit/api/test_unsent.py asserts",
-}
-"""Besides these, blocks for Docker, which is missing in CI, and Buildah, which builds an image of 4.5 GB."""
 
 PROGRAMS_OF_OTHERS = {
     *("[", "apt-get", "cd", "curl", "export", "git", "ln", "mkdir", "mmdebstrap", "open-webui", "pip"),
@@ -158,43 +75,6 @@ def commands(block: str) -> Iterator[list[str]]:
             is_file = False
         elif command or not re.match(r"\w+=", word):
             command.append(word)
-
-
-def needs_containers(block: str) -> bool:
-    return any(command[0] in ("docker", "buildah") for command in commands(block))
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_each_command_is_accounted_for_once(page: str) -> None:
-    for block in blocks(page):
-        if block in shell_blocks(page) and needs_containers(block):
-            continue
-        owners = [
-            owner
-            for (where, start), owner in (SINGLE | NOT_RUN).items()
-            if where == page and block.startswith(start)
-        ]
-        owners += [RUN_BY[page]] if page in RUN_BY else []
-        assert len(owners) == 1, block
-
-
-def test_the_realtime_page_has_the_one_program_that_its_test_runs() -> None:
-    assert len(blocks("docs/realtime.md")) == 1
-
-
-def test_no_account_is_of_a_command_that_is_gone() -> None:
-    assert all(blocks(page) for page in RUN_BY)
-    for page, start in SINGLE | NOT_RUN:
-        assert any(block.startswith(start) for block in blocks(page)), (page, start)
-
-
-@pytest.mark.parametrize("owner", sorted({*RUN_BY.values(), *SINGLE.values()}))
-def test_the_tests_that_are_named_exist(owner: str) -> None:
-    file, name = owner.split("::")
-    tree = ast.parse((ROOT / file).read_text())
-    assert name in {
-        node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
 
 
 class _ParsedError(Exception):
@@ -302,19 +182,6 @@ def test_flags_that_a_program_does_not_take_are_found(monkeypatch: pytest.Monkey
     for line in wrong:
         with pytest.raises((AssertionError, SystemExit, OSError)):
             parse(shlex.split(line), monkeypatch)
-
-
-def test_the_program_is_named_so_that_a_shell_finds_it() -> None:
-    """By its name alone only after the environment has been activated on the same page."""
-    lost = [
-        (page, line)
-        for page in PAGES
-        for number, block in enumerate(blocks(page))
-        for line in block.splitlines()
-        if re.match(r"(.*\| )?omni-server (serve|check|config)\b", line)
-        and not any("source .venv" in earlier for earlier in blocks(page)[:number])
-    ]
-    assert not lost
 
 
 def test_models_asked_for_are_the_demo() -> None:

@@ -1,5 +1,5 @@
 """WebSocket frames that no client library sends. All of them were found by changing frames
-at random (tests/fuzz)."""
+at random."""
 
 import asyncio
 import logging

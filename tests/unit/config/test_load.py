@@ -278,7 +278,7 @@ def test_a_file_wins_over_a_shipped_config_of_its_name(
     assert find_stage_config("qwen2_5_omni.2gpu") == shipped_configs()["qwen2_5_omni.2gpu"]
 
 
-# Found by changing the shipped files at random (tests/fuzz).
+# Found by changing the shipped files at random.
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_a_process_has_no_descriptor_but_its_own(tmp_path: Path) -> None:
             assert _read(reader) == b"0 1 2 "
 
 
-def test_a_program_that_was_killed_is_started_again(tmp_path: Path) -> None:
+def test_a_program_that_was_killed_is_started_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     reader = _reader(tmp_path, "output.write(b'x')")
     assert _read(reader) == b"x"
     program = _program()
@@ -247,6 +247,7 @@ def test_a_program_that_was_killed_is_started_again(tmp_path: Path) -> None:
     _wait_until_gone(waiting)
     assert _read(reader) == b"x"
     assert _program() != program
+    assert "ended with exit code -9" in caplog.text
 
 
 def test_who_reads_while_the_program_is_killed_is_told(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ from vllm.config.structured_outputs import StructuredOutputsConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
-from omni_server.engine import grammar_check
+from omni_server.engine import fork_server, grammar_check
 from omni_server.engine.grammar_check import GrammarCheck
 from omni_server.errors import InvalidRequestError, OverloadedError
+from stages.qwen2_5_omni import FAMILY
 from tests.integration.server_process import wait_until
 from tests.unit.stages.scheduling import TEXT_MODEL
 
@@ -66,6 +67,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> VllmConfig:
 
 @pytest.fixture(scope="module")
 def grammars(config: VllmConfig) -> Iterator[GrammarCheck]:
+    fork_server.start(FAMILY)
     check = GrammarCheck(lambda: config)
     yield check
     check.end()
