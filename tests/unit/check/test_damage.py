@@ -188,8 +188,9 @@ def test_damaged_file_is_named(
 
     told = outcome(command, folder, "qwen2_5_omni.demo-cpu", capsys)
     assert message in told
-    assert str(folder) in told
     assert "weights_only" not in told, "torch's advice to trust the file"
+    if command == "serve":
+        assert str(folder) in told
     assert not (folder / "trace").exists(), "code of the checkpoint was run"
 
 
