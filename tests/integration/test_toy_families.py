@@ -22,10 +22,10 @@ from transformers import Qwen2ForCausalLM
 
 from omni_server.audio.filters import Resampler
 from tests.integration.server_process import MODEL, ServerProcess, wait_until
-from tests.toy_families import branched, image_only, predicting, speech_only, spelled, text_only
+from tests.toy_families import branched, image_only, speech_only, text_only
 from tests.toy_families.decoding import SAMPLE_RATE_HZ, render, waveform
 from tests.toy_families.image_only import SLOW_S
-from tests.toy_families.toy import END, FIRST_CODE, NUM_CODES, make_checkpoint
+from tests.toy_families.toy import END, FIRST_CODE, make_checkpoint
 
 CPU_ARGS: dict[str, Any] = {"enforce_eager": True, "block_size": 32, "kv_cache_memory_bytes": 1 << 24}
 
@@ -41,7 +41,7 @@ def served(
     for stage in stages.values():
         stage |= {"engine_args": CPU_ARGS, "dtype": "float32"}
     config.write_text(yaml.safe_dump(document | {"stages": stages}))
-    has_queue = family in ("branched", "spelled")
+    has_queue = family == "branched"
     flags = ("--stage-config", str(config))
     with (
         ServerProcess(checkpoint, folder / "log.txt", *flags, has_queue=has_queue) as server,
@@ -53,8 +53,7 @@ def served(
 def greedy_ids(checkpoint: Path, prompt: str, num_tokens: int, *, first: int = 0) -> list[int]:
     """What transformers generates greedily, of the ids from `first` on."""
     model = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    alphabet = {byte: number for number, byte in enumerate(_byte_order())}
-    ids = [alphabet[byte] for byte in prompt.encode()]
+    ids = ids_of(prompt)
     generated: list[int] = []
     with torch.inference_mode():
         while len(generated) < num_tokens:
@@ -63,21 +62,17 @@ def greedy_ids(checkpoint: Path, prompt: str, num_tokens: int, *, first: int = 0
     return generated
 
 
-def greedy_frames(checkpoint: Path, prompt: str, num_frames: int) -> npt.NDArray[np.int64]:
-    """What transformers and `ToyPredictingSpeaker`'s rule make: codes from 0 on, `[num_frames,
-    codebooks]`."""
-    model = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    alphabet = {byte: number for number, byte in enumerate(_byte_order())}
-    frames: list[list[int]] = []
-    with torch.inference_mode():
-        embeds = model.get_input_embeddings()(torch.tensor([alphabet[byte] for byte in prompt.encode()]))
-        while len(frames) < num_frames:
-            scores = model(inputs_embeds=embeds[None]).logits[0, -1, FIRST_CODE:]
-            first = int(scores.argmax())
-            frames.append([(first + shift) % NUM_CODES for shift in range(predicting.NUM_PREDICTED + 1)])
-            added = model.get_input_embeddings()(FIRST_CODE + torch.tensor(frames[-1])).sum(0)
-            embeds = torch.cat((embeds, added[None]))
-    return np.array(frames)
+def ids_of(prompt: str) -> list[int]:
+    order = {byte: number for number, byte in enumerate(_byte_order())}
+    return [order[byte] for byte in prompt.encode()]
+
+
+def check_sound(samples: npt.NDArray[np.float32], codes: npt.NDArray[np.int64]) -> None:
+    """They are what the voice "High" sounds like, at 24 kHz and in 16 bits."""
+    resampler = Resampler(SAMPLE_RATE_HZ, 24_000)
+    wanted = np.concatenate([resampler.push(waveform(codes, 0, "High")), resampler.flush()])
+    assert samples.shape == wanted.shape
+    assert np.abs(samples - wanted).max() < 1e-4
 
 
 def _byte_order() -> list[int]:
@@ -146,51 +141,13 @@ def test_speech_only_model_speaks_frames_of_four_codebooks_at_its_own_rate(tmp_p
     samples, rate = soundfile.read(io.BytesIO(whole.content), dtype="float32")
     assert rate == 24_000
     codes = np.array(greedy_ids(tmp_path / "checkpoint", "Read this.", 4 * num_frames, first=FIRST_CODE))
-    wanted = waveform(codes.reshape(num_frames, 4) - FIRST_CODE, 0, "High")
-    resampler = Resampler(SAMPLE_RATE_HZ, 24_000)
-    wanted = np.concatenate([resampler.push(wanted), resampler.flush()])
-    assert samples.shape == wanted.shape
-    assert np.abs(samples - wanted).max() < 1e-4  # 16 bits
+    check_sound(samples, codes.reshape(num_frames, 4) - FIRST_CODE)
     written, _ = soundfile.read(io.BytesIO(whole.content), dtype="int16")
     assert np.array_equal(np.frombuffer(streamed, "<i2"), written)
     assert after == whole.content
     assert chat.status_code == 400
     assert "does not answer chats" in chat.json()["error"]["message"]
     assert transcript.status_code == 400
-
-
-def test_predicted_codes_of_a_frame_are_spoken_with_the_sampled_one(tmp_path: Path) -> None:
-    num_frames = 11
-    stages = {"speaker": {"max_model_len": 512}, "vocoder": {"max_model_len": 64}}
-    with served(tmp_path, predicting.SPEAKER, "predicting", stages) as (client, _):
-        body: dict[str, Any] = {
-            "model": MODEL,
-            "input": "Read this.",
-            "voice": "High",
-            "response_format": "wav",
-        }
-        speaker = {"max_tokens": num_frames, "ignore_eos": True}
-
-        def spoken(**sampling: float) -> bytes:
-            answer = client.post(
-                "/v1/audio/speech", json=body | {"stage_sampling": {"speaker": speaker | sampling}}
-            )
-            assert answer.status_code == 200, answer.text
-            return answer.content
-
-        greedy = spoken(temperature=0)
-        with ThreadPoolExecutor(4) as pool:
-            together = list(pool.map(lambda _: spoken(temperature=1, seed=3), range(4)))
-        other = spoken(temperature=1, seed=4)
-    samples, _ = soundfile.read(io.BytesIO(greedy), dtype="float32")
-    codes = greedy_frames(tmp_path / "checkpoint", "Read this.", num_frames)
-    wanted = waveform(codes, 0, "High")
-    resampler = Resampler(SAMPLE_RATE_HZ, 24_000)
-    wanted = np.concatenate([resampler.push(wanted), resampler.flush()])
-    assert samples.shape == wanted.shape
-    assert np.abs(samples - wanted).max() < 1e-4  # 16 bits
-    assert set(together) == {together[0]}, "one seed, one sound"
-    assert len({greedy, together[0], other}) == 3
 
 
 def busy(client: httpx2.Client, num_gauges: int) -> list[str]:
@@ -286,8 +243,7 @@ def branched_reference(
     """Text and codec tokens, greedy, of the voice "High"."""
     model = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     text = greedy_ids(checkpoint, prompt, num_text)
-    order = {byte: number for number, byte in enumerate(_byte_order())}
-    ids = [order[byte] for byte in prompt.encode()]
+    ids = ids_of(prompt)
     with torch.inference_mode():
         embed = model.get_input_embeddings()
         rows = model.model(torch.tensor([ids + text[:-1]])).last_hidden_state[0]
@@ -352,91 +308,9 @@ def test_four_stages_with_a_branch_answer_in_text_and_speech(tmp_path: Path) -> 
     assert told == [
         bytes([order[number]]) if number < END else b"<code %d>" % (number - FIRST_CODE) for number in text
     ]
-    resampler = Resampler(SAMPLE_RATE_HZ, 24_000)
-    wanted = waveform(np.array(codes).reshape(num_frames, 4) - FIRST_CODE, 0, "High")
-    wanted = np.concatenate([resampler.push(wanted), resampler.flush()])
     for answer in (alone, *together, again):
         assert answer.status_code == 200, answer.text
         wav = base64.b64decode(answer.json()["choices"][0]["message"]["audio"]["data"])
         samples, rate = soundfile.read(io.BytesIO(wav), dtype="float32")
         assert rate == 24_000
-        assert samples.shape == wanted.shape
-        assert np.abs(samples - wanted).max() < 1e-4
-
-
-def spelled_reference(
-    checkpoint: Path, prompt: str, num_text: int, num_codes: int
-) -> tuple[list[int], list[int]]:
-    """Text and codec tokens, greedy, of the voice "High". The last token of the text is spoken, too."""
-    model = Qwen2ForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    text = greedy_ids(checkpoint, prompt, num_text)
-    order = {byte: number for number, byte in enumerate(_byte_order())}
-    ids = [order[byte] for byte in prompt.encode()]
-    with torch.inference_mode():
-        embed = model.get_input_embeddings()
-        layers = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
-        is_media = torch.tensor(ids) == spelled.MEDIA
-        rows = torch.where(is_media[:, None], layers[spelled.LAYER][0], embed(torch.tensor(ids)))
-        spoken = [*embed(torch.tensor(text)), *[embed(torch.tensor(END))] * num_codes]
-        inputs = [*rows, embed(torch.tensor(ord("H"))) + embed(torch.tensor(branched.BEGIN[0]))]
-        inputs.append(spoken[0] + embed(torch.tensor(branched.BEGIN[1])))
-        codes: list[int] = []
-        while len(codes) < num_codes:
-            logits = model(inputs_embeds=torch.stack(inputs)[None]).logits[0, -1]
-            codes.append(FIRST_CODE + int(logits[FIRST_CODE:].argmax()))
-            inputs.append(embed(torch.tensor(codes[-1])) + spoken[len(codes)])
-    return text, codes
-
-
-def test_text_reaches_the_speaker_as_ids_and_media_as_rows(tmp_path: Path) -> None:
-    num_text, num_frames = 9, 12
-    greedy = {"temperature": 0, "ignore_eos": True}
-    stages = {
-        "writer": {"max_model_len": 512, "max_num_batched_tokens": 32},
-        "speaker": {"max_model_len": 512, "default_sampling": {"temperature": 0, "max_tokens": 400}},
-        "vocoder": {"max_model_len": 64},
-    }
-    prompts = ["Say this.", "** and *", "A prompt of more than one step * whose media * are far apart **."]
-
-    def body(prompt: str) -> dict[str, Any]:
-        return {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": prompt}],
-            "modalities": ["text", "audio"],
-            "audio": {"voice": "High", "format": "wav"},
-            "max_tokens": num_text,
-            "stage_sampling": {"speaker": greedy | {"max_tokens": 4 * num_frames}},
-        } | greedy
-
-    with served(tmp_path, branched.WRITER, "spelled", stages) as (client, server):
-        alone = [client.post("/v1/chat/completions", json=body(prompt)) for prompt in prompts]
-        with ThreadPoolExecutor(6) as pool:
-            together = list(
-                pool.map(lambda prompt: client.post("/v1/chat/completions", json=body(prompt)), prompts * 2)
-            )
-        endless = body(prompts[2]) | {
-            "stream": True,
-            "max_tokens": 400,
-            "stage_sampling": {"speaker": greedy | {"max_tokens": 400}},
-            "audio": {"voice": "Low", "format": "pcm16"},
-        }
-        with client.stream("POST", "/v1/chat/completions", json=endless) as stream:
-            next(stream.iter_lines())  # and then the client is gone
-        wait_until(lambda: not busy(client, 5), 60.0, lambda: server.log)
-        given = client.post(
-            "/v1/audio/speech",
-            json={"model": MODEL, "input": "abc", "voice": "High", "response_format": "wav"},
-        )
-    assert given.status_code == 200, given.text
-    resampler_rate = 24_000
-    for prompt, answers in zip(prompts * 3, [*alone, *together], strict=True):
-        assert answers.status_code == 200, answers.text
-        _, codes = spelled_reference(tmp_path / "checkpoint", prompt, num_text, 4 * num_frames)
-        resampler = Resampler(SAMPLE_RATE_HZ, resampler_rate)
-        wanted = waveform(np.array(codes).reshape(num_frames, 4) - FIRST_CODE, 0, "High")
-        wanted = np.concatenate([resampler.push(wanted), resampler.flush()])
-        wav = base64.b64decode(answers.json()["choices"][0]["message"]["audio"]["data"])
-        samples, rate = soundfile.read(io.BytesIO(wav), dtype="float32")
-        assert rate == resampler_rate
-        assert samples.shape == wanted.shape
-        assert np.abs(samples - wanted).max() < 1e-4
+        check_sound(samples, np.array(codes).reshape(num_frames, 4) - FIRST_CODE)

@@ -12,14 +12,11 @@ from torch import nn
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
 from omni_server.protocol.diffusion import decode_stage_result
-from stages.runtime.code_sampling import Choose, CodeSampling
 from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel
 from tests.toy_families.decoding import mixed, render, tones, waveform
 from tests.toy_families.image_only import SLOW_S, ImageInput
-from tests.toy_families.predicting import NUM_PREDICTED
 from tests.toy_families.speech_only import NUM_CODEBOOKS, SpeechModel, WindowInput
-from tests.toy_families.spelled import LAYER
-from tests.toy_families.toy import END, FIRST_CODE, HIDDEN_SIZE, NUM_CODES
+from tests.toy_families.toy import END, FIRST_CODE
 
 
 class ToySpeaker(Qwen2ForCausalLM):
@@ -30,32 +27,6 @@ class ToySpeaker(Qwen2ForCausalLM):
         if logits is not None:
             logits[:, :END] = float("-inf")
         return logits
-
-
-class ToyPredictingSpeaker(ToySpeaker):
-    """Implements `stages.runtime.frame_predictor.FramePredictor`: the scores of predicted codebook g are those
-    of the first one, moved by g + 1 codes."""
-
-    num_predicted = NUM_PREDICTED
-    code_sampling = CodeSampling(temperature=1.0, top_k=NUM_CODES, top_p=1.0)
-
-    def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
-        scores = self.compute_logits(hidden)
-        assert scores is not None
-        scores = scores[:, FIRST_CODE:]
-        codes = [choose(scores.roll(index + 1, -1), index) for index in range(NUM_PREDICTED)]
-        return FIRST_CODE + torch.stack(codes, 1)
-
-    def embed_predicted(self, codes: torch.Tensor) -> torch.Tensor:
-        return self.embed_input_ids(codes.long()).sum(1, dtype=torch.float32)
-
-
-class ToySpeller(ToySpeaker):
-    """Gets text as ids (`stages.runtime.embeddings_in.HasRowTable`): the row of a token is its embedding."""
-
-    def row_table(self) -> torch.Tensor:
-        table: torch.Tensor = self.model.embed_tokens.weight.detach().cpu()
-        return table
 
 
 class WriterRows:
@@ -83,29 +54,6 @@ class WriterRows:
 
     def tail_rows(self) -> torch.Tensor:
         return self._tail
-
-
-class MiddleRows:
-    """Implements `stages.runtime.row_producer.RowProducer`: a row is a hidden state between two layers."""
-
-    hidden_layer: int | None = LAYER
-
-    def __init__(self, model: nn.Module, model_dir: Path) -> None:
-        pass
-
-    def rows(
-        self, hidden: torch.Tensor, embeds: torch.Tensor, without_embedding: torch.Tensor | None
-    ) -> torch.Tensor:
-        return hidden.clone()
-
-    def prompt_mask(self, prompt_token_ids: list[int], modalities: Set[str]) -> npt.NDArray[np.bool_] | None:
-        return None
-
-    def boundary_rows(self, voice: str) -> torch.Tensor:
-        return torch.empty(0, HIDDEN_SIZE)
-
-    def tail_rows(self) -> torch.Tensor:
-        return torch.empty(0, HIDDEN_SIZE)
 
 
 class ToyVocoder(DiffusionModel):

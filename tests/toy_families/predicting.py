@@ -1,12 +1,11 @@
 """Text to speech as in `speech_only`, but the speaker samples the first code of a frame and predicts the others:
-one step per frame."""
+one step per frame. For tests without engines: Qwen3-Omni's talker is such a stage."""
 
 from dataclasses import replace
 
 from omni_server.config.pipeline import Pipeline, TokenFrames
-from tests.toy_families.speech_only import NUM_CODEBOOKS, VOCODER, SpeechFamily
+from tests.toy_families.speech_only import NUM_CODEBOOKS, SpeechFamily
 
-SPEAKER = "ToyPredictingSpeaker"
 NUM_PREDICTED = NUM_CODEBOOKS - 1
 
 
@@ -18,15 +17,6 @@ class PredictingFamily(SpeechFamily):
             for edge in SpeechFamily.pipeline.edges
         ),
     )
-    architectures = (SPEAKER,)
-
-    def register(self) -> None:
-        from vllm import ModelRegistry
-
-        from tests.toy_families.models import ToyPredictingSpeaker, ToyVocoder
-
-        ModelRegistry.register_model(SPEAKER, ToyPredictingSpeaker)
-        ModelRegistry.register_model(VOCODER, ToyVocoder)
 
 
 FAMILY = PredictingFamily()

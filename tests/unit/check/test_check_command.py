@@ -32,12 +32,6 @@ def test_the_demo_fits_on_a_cpu(check: Check, whole: Path) -> None:
         )
 
 
-def test_weights_in_several_files_fit_as_well(check: Check, shards: Path) -> None:
-    code, report = check(shards, *CPU)
-
-    assert (code, report["num_weight_files"]) == (0, 2)
-
-
 def test_the_text_names_every_stage_and_says_what_is_estimated(
     check: Check, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,18 +161,3 @@ def test_without_a_stage_config_the_plan_for_the_size_is_printed_as_a_table(
         "device", "precision", "requests", "context", "share", "weights", "state", "activations~", "reserve~", "KV",
         "cache", "tokens",
     ]  # fmt: skip
-
-
-def test_several_sizes_are_several_gpus(check: Check, seven_b: Path) -> None:
-    code, report = check(seven_b, "--load-format", "dummy", "--device-memory", "24G,24G")
-
-    assert code == 0
-    assert [stage["devices"] for stage in report["stages"]] == [[0], [1], [1]]
-    assert [device["index"] for device in report["devices"]] == [0, 1]
-
-
-def test_what_fits_no_gpu_is_told_with_what_would(check: Check, seven_b: Path) -> None:
-    error = the_error(check(seven_b, "--load-format", "dummy", "--device-memory", "24G"))
-
-    assert error.startswith(f"memory: {seven_b} does not fit: device 0 has 25.8 GB")
-    assert "--quantization fp8" in error

@@ -1,5 +1,5 @@
 """`omni-server serve` with a damaged checkpoint ends before anything is started, with a line that names the
-file."""
+file; `omni-server check` says the same."""
 
 import json
 import pickle
@@ -96,6 +96,20 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     "cut off": (lambda folder: cut(weights(folder), 0.6), UNREADABLE),
     "cut off in its header": (lambda folder: cut(weights(folder), 1e-5), UNREADABLE),
     "empty": (lambda folder: cut(weights(folder), 0), UNREADABLE),
+    "a byte too many": (
+        lambda folder: weights(folder).write_bytes(weights(folder).read_bytes() + b"\0"),
+        UNREADABLE,
+    ),
+    "a page of HTML": (
+        lambda folder: weights(folder).write_bytes(b"<html>Too many requests</html>"),
+        UNREADABLE,
+    ),
+    "a pointer of Git LFS": (
+        lambda folder: weights(folder).write_bytes(
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+        ),
+        "is a pointer of Git LFS",
+    ),
     "length of the header": (lambda folder: flip(weights(folder), 5), UNREADABLE),
     "header": (
         lambda folder: flip(weights(folder), 40),
@@ -164,50 +178,31 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
 }
 
 
+@pytest.mark.parametrize("command", ["serve", "check"])
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damaged_file_ends_the_start_with_its_name(
-    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+def test_damaged_file_is_named(
+    command: str, name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage, message = DAMAGE[name]
     damage(folder)
 
-    assert main(["serve", *words_for(folder)]) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "weights_only" not in last, "torch's advice to trust the file"
+    told = outcome(command, folder, "qwen2_5_omni.demo-cpu", capsys)
+    assert message in told
+    assert "weights_only" not in told, "torch's advice to trust the file"
+    if command == "serve":
+        assert str(folder) in told
+    assert not (folder / "trace").exists(), "code of the checkpoint was run"
+
+
+def outcome(command: str, folder: Path, config: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command that fails says; of `serve` the last line, which is all of the error."""
+    assert main([command, str(folder), "--stage-config", config, "--port", "0"]) == 2
+    output = capsys.readouterr()
+    if command == "check":
+        return " ".join((output.out + output.err).split())
+    last = output.err.strip().splitlines()[-1]
     assert last.startswith("omni-server: error: ")
-    assert message in last
-    assert str(folder) in last
-    assert not (folder / "trace").exists(), "code of the checkpoint was run"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "type of a weight",
-        "index that leads outside",
-        "index",
-        "another tokenizer",
-        "nested config.json",
-        "nested tokenizer",
-        "nested header",
-        "no offsets",
-        "values of another type",
-        "voices with code in them",
-        "voices of another type",
-    ],
-)
-def test_check_finds_it_as_well(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What test_check_folders does not have."""
-    damage, message = DAMAGE[name]
-    damage(folder)
-
-    assert main(["check", *words_for(folder)]) == 2
-    assert message in " ".join(capsys.readouterr().out.split())
-    assert not (folder / "trace").exists(), "code of the checkpoint was run"
-
-
-def words_for(folder: Path) -> list[str]:
-    return [str(folder), "--stage-config", "qwen2_5_omni.demo-cpu", "--port", "0"]
+    return last
 
 
 @pytest.fixture(scope="module")
@@ -262,10 +257,7 @@ def test_damaged_file_of_a_pipeline_is_named(
     damage, message = PIPELINE_DAMAGE[name]
     damage(folder)
 
-    assert main([command, str(folder), "--stage-config", "diffusers.demo-cpu", "--port", "0"]) == 2
-    output = capsys.readouterr()
-    last = output.err.strip().splitlines()[-1] if command == "serve" else output.out + output.err
-    assert message in " ".join(last.split())
+    assert message in outcome(command, folder, "diffusers.demo-cpu", capsys)
 
 
 def test_whole_files_are_not_refused(folder: Path, config: StageConfig) -> None:

@@ -103,14 +103,6 @@ def test_config_show_fills_in_the_defaults(capsys: pytest.CaptureFixture[str]) -
     assert printed["edges"][0]["from"] == "thinker"
 
 
-def test_config_show_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text(find_shipped_config("qwen2_5_omni.2gpu").read_text())
-
-    assert main(["config", "show", str(file)]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["stages"]["talker"]["devices"] == [1]
-
-
 def test_a_mistake_in_a_config_exits_with_2_and_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,26 +128,6 @@ def test_config_validate_says_what_is_valid(capsys: pytest.CaptureFixture[str]) 
         f"{find_shipped_config('qwen2_5_omni.demo-cpu')} is valid: platform cpu, stages thinker (thinker), "
         "talker (talker), code2wav (code2wav)\n"
     )
-
-
-def test_config_validate_refuses_with_line_and_field(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "mine.yaml"
-    file.write_text("model_family: stages.qwen2_5_omni:FAMILY\nplatform: tpu\nstages: {}\n")
-
-    assert main(["config", "validate", str(file)]) == 2
-    assert capsys.readouterr().err.splitlines()[0] == (
-        f"omni-server: error: {file}: line 2: platform: must be 'cpu' or 'cuda', not 'tpu'; did you mean "
-        "'cpu'?"
-    )
-
-
-def test_config_list_names_every_shipped_config(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["config", "list"]) == 0
-    listed = [line.split() for line in capsys.readouterr().out.splitlines()]
-
-    assert listed == [[name, str(path)] for name, path in shipped_configs().items()]
 
 
 @pytest.mark.parametrize(

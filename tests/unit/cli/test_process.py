@@ -16,38 +16,28 @@ FULL = "/dev/full"
 MISSING = "omni-server: error: MODEL '/nothing': no such folder"
 
 
-def serve_of_no_model(stdout: str | None, stderr: Path | str) -> int:
+SERVE = ["-m", "omni_server.cli.main", "serve", "/nothing", "--stage-config", "qwen2_5_omni.demo-cpu"]
+
+
+def serve_of_no_model(redirection: str) -> int:
     """The exit code. It prints a line on standard output before it finds that there is no model."""
-    command = [sys.executable, "-m", "omni_server.cli.main", "serve", "/nothing", "--stage-config"]
-    command += [str(ROOT / "configs" / "qwen2_5_omni.demo-cpu.yaml")]
-    shell = ["sh", "-c", 'exec "$@" >&-', "sh", *command]  # closed
-    with Path(stdout or "/dev/null").open("wb") as out, Path(stderr).open("wb") as err:
-        return subprocess.run(
-            command if stdout else shell, cwd=ROOT, stdout=out, stderr=err, timeout=60
-        ).returncode
+    command = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, *SERVE]
+    return subprocess.run(command, cwd=ROOT, timeout=60).returncode
 
 
-@pytest.mark.parametrize("stdout", [FULL, None], ids=["full", "closed"])
-def test_output_that_cannot_be_written_does_not_end_the_command(stdout: str | None, tmp_path: Path) -> None:
-    assert serve_of_no_model(stdout, tmp_path / "stderr") == 2
+@pytest.mark.parametrize("stdout", [f">{FULL}", ">&-"], ids=["full", "closed"])
+def test_output_that_cannot_be_written_does_not_end_the_command(stdout: str, tmp_path: Path) -> None:
+    assert serve_of_no_model(f"{stdout} 2>'{tmp_path}/stderr'") == 2
     told = (tmp_path / "stderr").read_text()
     assert MISSING in told
     assert "Traceback" not in told
-    assert told.count("standard output cannot be written (No space left on device)") == (stdout == FULL)
+    is_full = stdout != ">&-"
+    assert told.count("standard output cannot be written (No space left on device)") == is_full
 
 
-def test_exit_code_tells_what_nothing_else_can() -> None:
-    assert serve_of_no_model(FULL, FULL) == 2
-
-
-def test_exit_code_tells_what_nothing_else_can_with_standard_error_closed() -> None:
-    command = [sys.executable, "-m", "omni_server.cli.main", "serve", "/nothing", "--stage-config"]
-    command += [str(ROOT / "configs" / "qwen2_5_omni.demo-cpu.yaml")]
-    with Path(FULL).open("wb") as out:
-        ended = subprocess.run(
-            ["sh", "-c", 'exec "$@" 2>&-', "sh", *command], cwd=ROOT, stdout=out, timeout=60
-        )
-    assert ended.returncode == 2
+@pytest.mark.parametrize("stderr", [f"2>{FULL}", "2>&-"], ids=["full", "closed"])
+def test_exit_code_tells_what_nothing_else_can(stderr: str) -> None:
+    assert serve_of_no_model(f">{FULL} {stderr}") == 2
 
 
 PROCESS = """
@@ -94,8 +84,7 @@ def test_what_can_be_written_is_there_at_once_and_whole(tmp_path: Path) -> None:
 
 def test_reader_that_has_gone_does_not_end_the_command(tmp_path: Path) -> None:
     """As in `omni-server serve ... | head -1`."""
-    serve = f"{sys.executable} -m omni_server.cli.main serve /nothing --stage-config qwen2_5_omni.demo-cpu"
-    command = f"({serve}; echo $? >&2)"
+    command = f"({' '.join([sys.executable, *SERVE])}; echo $? >&2)"
     with (tmp_path / "stderr").open("wb") as err:
         subprocess.run(["sh", "-c", f"{command} | true"], cwd=ROOT, stderr=err, timeout=60, check=True)
     told = (tmp_path / "stderr").read_text()

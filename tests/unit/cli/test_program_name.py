@@ -45,12 +45,6 @@ def test_elsewhere_it_is_a_path_that_works_there(
     assert run(program()) == str(checkout / ".venv" / "bin")
 
 
-def test_a_relative_path_as_typed_will_do(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [".venv/bin/omni-server", "serve"])
-
-    assert program() == ".venv/bin/omni-server"
-
-
 def test_with_the_environment_activated_it_is_the_name_alone(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

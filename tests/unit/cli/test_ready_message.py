@@ -66,10 +66,16 @@ def recorder() -> type[Recorder]:
     return type("FreshRecorder", (Recorder,), {"requests": []})
 
 
-def run_in_shell(command: str, folder: Path) -> str:
-    return subprocess.run(
-        ["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=True
-    ).stdout
+def run_in_shell(model: ModelInfo, folder: Path, recorder: type[Recorder]) -> str:
+    """What the example prints that was made for this model and a server of `recorder`."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), recorder) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        command = curl_example(f"http://127.0.0.1:{server.server_port}", model)
+        output = subprocess.run(
+            ["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=True
+        )
+        server.shutdown()
+    return output.stdout
 
 
 def test_it_names_address_model_voices_and_formats() -> None:
@@ -101,11 +107,7 @@ def test_a_deployment_without_voices_says_so() -> None:
 def test_the_example_asks_for_speech_and_writes_the_answer(
     tmp_path: Path, recorder: type[Recorder], name: str
 ) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), recorder) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        output = run_in_shell(curl_example(url, model_info(name=name)), tmp_path)
-        server.shutdown()
+    output = run_in_shell(model_info(name=name), tmp_path, recorder)
 
     [(path, body)] = recorder.requests
     assert path == "/v1/chat/completions"
@@ -117,11 +119,7 @@ def test_the_example_asks_for_speech_and_writes_the_answer(
 
 
 def test_the_example_asks_for_text_where_there_is_no_voice(tmp_path: Path, recorder: type[Recorder]) -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), recorder) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        output = run_in_shell(curl_example(url, model_info(voices=())), tmp_path)
-        server.shutdown()
+    output = run_in_shell(model_info(voices=()), tmp_path, recorder)
 
     assert "modalities" not in recorder.requests[0][1]
     assert output == "Hi.\n"
@@ -136,18 +134,14 @@ def test_the_example_of_a_model_that_generates_images_writes_one(
         text_stage=None,
         image_sizes=(ImageSize(32, 32), ImageSize(48, 32)),
     )
-    with ThreadingHTTPServer(("127.0.0.1", 0), recorder) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        output = run_in_shell(curl_example(url, model), tmp_path)
-        server.shutdown()
+    output = run_in_shell(model, tmp_path, recorder)
 
     [(path, body)] = recorder.requests
     assert path == "/v1/images/generations"
     assert body == {"model": "demo", "prompt": "A lighthouse at dusk"}
     assert (tmp_path / "image.png").read_bytes() == b"PNG"
     assert output == "image.png\n"
-    text = ready_message(url, model)
+    text = ready_message("http://127.0.0.1:8091", model)
     assert "Sizes    32x32, 48x32\n" in text
     assert "Voices" not in text
 
@@ -169,7 +163,8 @@ def test_the_example_reaches_a_unix_socket(tmp_path: Path, recorder: type[Record
     path = tmp_path / "omni server.sock"
     with ThreadingUnixStreamServer(str(path), recorder) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        run_in_shell(curl_example(f"unix:{path}", model_info()), tmp_path)
+        command = curl_example(f"unix:{path}", model_info())
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, check=True)
         server.shutdown()
 
     assert recorder.requests[0][0] == "/v1/chat/completions"

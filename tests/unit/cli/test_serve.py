@@ -291,12 +291,6 @@ def test_server_that_is_open_to_others_says_so(
     assert ("no --api-key is set" in caplog.text) == is_warned
 
 
-def test_origins_may_be_a_json_list_as_in_vllm(parsed: list[ServeOptions]) -> None:
-    assert main(["serve", "some/model", "--allowed-origins", '["*"]']) == 0
-
-    assert parsed[0].api.cors.allowed_origins == ("*",)
-
-
 @pytest.fixture
 def no_start(monkeypatch: pytest.MonkeyPatch) -> list[StageConfig]:
     """Configs that engines would have been started with, in an environment that stays as it is."""
@@ -448,25 +442,6 @@ def test_what_cannot_serve_is_refused_before_the_model_is_looked_for(
     assert main(["serve", *flags]) == 2
 
     assert message in capsys.readouterr().err
-
-
-def test_quantization_without_a_gpu_is_refused_before_the_model_is_looked_for(
-    no_start: list[StageConfig], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", "/nope", "--quantization", "fp8"]) == 2
-
-    assert "--quantization fp8 needs an NVIDIA GPU" in capsys.readouterr().err
-
-
-def test_a_missing_model_folder_exits_with_2_and_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", str(tmp_path / "none"), "--stage-config", "qwen2_5_omni.demo-cpu"]) == 2
-
-    assert capsys.readouterr().err == (
-        f"omni-server: error: MODEL '{tmp_path / 'none'}': no such folder, and not a hub id either (those "
-        "look like 'Qwen/Qwen2.5-Omni-7B')\n"
-    )
 
 
 def test_a_cuda_config_without_a_gpu_exits_with_2(

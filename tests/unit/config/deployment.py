@@ -1,6 +1,7 @@
 """A whole, valid deployment as plain data, for tests that break one thing in it."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 _DEPLOYMENT: dict[str, Any] = {
@@ -57,24 +58,29 @@ def deployment() -> dict[str, Any]:
 
 def deployment_with(path: str, value: object) -> dict[str, Any]:
     """The deployment with `value` set at a dotted path, as in `stages.talker.devices` or `edges.0.to`."""
+    return deployment_with_all({path: value})
+
+
+def deployment_with_all(changes: Mapping[str, object]) -> dict[str, Any]:
+    """The deployment with each value set at its dotted path."""
     document = deployment()
-    *parents, last = path.split(".")
-    target: Any = document
-    for part in parents:
-        target = target[int(part)] if isinstance(target, list) else target[part]
-    target[last] = value
+    for path, value in changes.items():
+        parent, last = _place(document, path)
+        parent[last] = value
     return document
 
 
 def deployment_without(path: str) -> dict[str, Any]:
     """The deployment without what stands at a dotted path."""
     document = deployment()
+    parent, last = _place(document, path)
+    del parent[last]
+    return document
+
+
+def _place(document: dict[str, Any], path: str) -> tuple[Any, Any]:
     *parents, last = path.split(".")
     target: Any = document
     for part in parents:
         target = target[int(part)] if isinstance(target, list) else target[part]
-    if isinstance(target, list):
-        del target[int(last)]
-    else:
-        del target[last]
-    return document
+    return target, int(last) if isinstance(target, list) else last

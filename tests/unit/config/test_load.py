@@ -63,11 +63,6 @@ def test_a_name_that_looks_like_a_number_or_a_word_of_yaml_is_a_name(tmp_path: P
             "stages.talker.default_sampling.temprature",
             "stages.talker.default_sampling.temprature: unknown key; did you mean 'temperature'?",
         ),
-        (
-            "stages.code2wav.solver.steps",
-            "stages.code2wav.solver.steps: unknown key; did you mean 'num_steps'?",
-        ),
-        ("edges.0.form", "edges[0].form: unknown key; did you mean 'from'?"),
         ("edges.0.queue.capcity", "edges[0].queue.capcity: unknown key; did you mean 'capacity'?"),
         ("edges.1.chunks.past_block", "edges[1].chunks.past_block: unknown key; did you mean 'past_blocks'?"),
         (
@@ -91,12 +86,6 @@ def test_an_unknown_key_is_named_with_its_path_and_the_likely_meaning(
             "stages.talker.max_num_seqs: must be greater than or equal to 1, not 0",
         ),
         ("stages.talker.max_num_seqs", 10**22, "stages.talker.max_num_seqs: must fit into 32 bits"),
-        ("stages.talker.devices", [2**31], "stages.talker.devices: must fit into 32 bits"),
-        (
-            "stages.talker.default_sampling.max_tokens",
-            2**31,
-            "stages.talker.default_sampling.max_tokens: must fit into 32 bits",
-        ),
         (
             "stages.talker.default_sampling.seed",
             -(2**63) - 1,
@@ -120,11 +109,6 @@ def test_an_unknown_key_is_named_with_its_path_and_the_likely_meaning(
             "edges[0].function: must look like 'package.module:name', not 'stages.some_family'",
         ),
         (
-            "stages.code2wav.engine",
-            "vocoder",
-            "stages.code2wav.engine: must be 'ar' or 'diffusion', not 'vocoder'",
-        ),
-        (
             "stages.Second",
             {"engine": "ar", "model_stage": "thinker", "max_model_len": 1},
             "stages.Second: a stage's name is lower-case letters, digits and underscores, and begins with a letter",
@@ -134,11 +118,6 @@ def test_an_unknown_key_is_named_with_its_path_and_the_likely_meaning(
             "stages.thinker",
             5,
             "stages.thinker: must be a valid dictionary or object to extract fields from, not 5",
-        ),
-        (
-            "edges.1.to",
-            "vocoder",
-            "edges[1].to is 'vocoder', which is no stage; stages are thinker, talker, code2wav",
         ),
     ],
 )
@@ -249,12 +228,6 @@ def test_a_key_given_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
     )
 
 
-def test_a_nested_key_given_twice_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path, "stages:\n  thinker: {dtype: auto, devices: [0], dtype: float32}\n") == (
-        "line 2, column 40: the key 'dtype' stands here again; first on line 2"
-    )
-
-
 @pytest.mark.parametrize(("text", "found"), [("", "nothing"), ("- a\n- b\n", "a list"), ("hello\n", "a str")])
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, found: str) -> None:
     assert refusal(tmp_path, text) == (
@@ -286,19 +259,6 @@ def test_a_binary_file_is_no_config(tmp_path: Path) -> None:
         load_stage_config(path)
 
 
-@pytest.mark.parametrize("name", sorted(shipped_configs()))
-def test_every_shipped_config_is_valid(name: str) -> None:
-    config = load_stage_config(find_shipped_config(name))
-
-    is_pipeline = name.startswith("diffusers")
-    stages = ("image",) if is_pipeline else ("thinker", "talker", "code2wav")
-    assert {name: stage.model_stage for name, stage in config.stages.items()} == {s: s for s in stages}
-
-
-def test_the_three_promised_configs_are_shipped() -> None:
-    assert {"qwen2_5_omni", "qwen2_5_omni.2gpu", "qwen2_5_omni.demo-cpu"} <= set(shipped_configs())
-
-
 def test_a_shipped_config_is_found_with_and_without_suffix() -> None:
     assert find_shipped_config("qwen2_5_omni.yaml") == find_shipped_config("qwen2_5_omni")
 
@@ -306,15 +266,6 @@ def test_a_shipped_config_is_found_with_and_without_suffix() -> None:
 def test_an_unknown_shipped_name_is_told_with_the_closest_one() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'qwen2_5_omni\.2gpu'\?"):
         find_shipped_config("qwen2_5_omni.2gpus")
-
-
-def test_a_name_like_no_shipped_one_is_told_with_all_of_them() -> None:
-    with pytest.raises(ConfigError) as caught:
-        find_shipped_config("bert")
-
-    assert str(caught.value) == (
-        f"'bert' is neither a file nor a shipped stage config; shipped are {', '.join(shipped_configs())}"
-    )
 
 
 def test_a_file_wins_over_a_shipped_config_of_its_name(
@@ -325,10 +276,6 @@ def test_a_file_wins_over_a_shipped_config_of_its_name(
 
     assert find_stage_config("qwen2_5_omni") == Path("qwen2_5_omni")
     assert find_stage_config("qwen2_5_omni.2gpu") == shipped_configs()["qwen2_5_omni.2gpu"]
-
-
-def test_a_path_that_does_not_exist_stays_a_path(tmp_path: Path) -> None:
-    assert find_stage_config(str(tmp_path / "qwen2_5_omni")) == tmp_path / "qwen2_5_omni"
 
 
 # Found by changing the shipped files at random.

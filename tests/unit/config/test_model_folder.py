@@ -55,12 +55,6 @@ def put_into_cache(cache: Path, repository: str, *, branch: str = "main") -> Pat
     return make_checkpoint(root / "snapshots" / commit)
 
 
-def test_a_local_folder_is_taken_as_it_is(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path / "model")
-
-    assert resolve_model_folder(str(folder), architectures=SERVABLE) == folder
-
-
 def test_a_folder_named_like_a_hub_id_wins_over_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,35 +99,34 @@ def test_a_missing_folder_that_is_no_hub_id_is_refused(model: str) -> None:
     )
 
 
-def test_a_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"")
-
-    assert (
-        refusal(file) == f"MODEL '{file}' is a file; give the folder that holds config.json and the weights"
-    )
-
-
-def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == f"MODEL '{tmp_path}' is no checkpoint: there is no config.json in {tmp_path}"
-
-
-def test_a_checkpoint_of_another_kind_is_refused_with_its_type(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-
-    assert refusal(tmp_path) == (
-        f"MODEL '{tmp_path}' is not a checkpoint that this server can run: its config.json (model_type: llama) "
-        "names no architecture, and the server runs SomeOmniModel, in models such as Qwen/Qwen2.5-Omni-7B"
-    )
-
-
 @pytest.mark.parametrize(
-    ("text", "problem"), [("{", "cannot be read as JSON"), ("[]", "must hold a JSON object")]
+    ("file", "text", "problem"),
+    [
+        (None, "", "MODEL '{0}' is no checkpoint: there is no config.json in {0}"),
+        (
+            "model.gguf",
+            "",
+            "MODEL '{0}/model.gguf' is a file; give the folder that holds config.json and the weights",
+        ),
+        (
+            "config.json",
+            '{"model_type": "llama"}',
+            "MODEL '{0}' is not a checkpoint that this server can run: its config.json (model_type: llama) names no "
+            "architecture, and the server runs SomeOmniModel, in models such as Qwen/Qwen2.5-Omni-7B",
+        ),
+        ("config.json", "{", "{0}/config.json: cannot be read as JSON"),
+        ("config.json", "[]", "{0}/config.json: must hold a JSON object"),
+    ],
 )
-def test_a_broken_config_is_refused(tmp_path: Path, text: str, problem: str) -> None:
-    (tmp_path / "config.json").write_text(text)
+def test_what_is_no_omni_checkpoint_is_refused(
+    tmp_path: Path, file: str | None, text: str, problem: str
+) -> None:
+    model = tmp_path
+    if file is not None:
+        (tmp_path / file).write_text(text)
+        model = tmp_path / file if file != "config.json" else tmp_path
 
-    assert problem in refusal(tmp_path)
+    assert problem.format(tmp_path) in refusal(model)
 
 
 def test_a_checkpoint_without_weights_is_refused_unless_none_are_needed(tmp_path: Path) -> None:

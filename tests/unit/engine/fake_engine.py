@@ -53,10 +53,6 @@ def never_become_ready(handshake_address: str) -> None:
         time.sleep(600)
 
 
-def fail(handshake_address: str) -> None:
-    os._exit(3)
-
-
 def hold_a_semaphore(handshake_address: str) -> None:
     """As torch and tqdm make some while an engine starts."""
     lock = multiprocessing.get_context("spawn").Lock()

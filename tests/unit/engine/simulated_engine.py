@@ -44,10 +44,13 @@ class World:
         self.end_s = 0.0
 
     def built(self) -> BuiltEngine[AsyncLLM]:
-        return BuiltEngine(
-            cast(AsyncLLM, SimpleNamespace(errored=False, output_handler=None)),
-            cast(EngineProcesses, Processes(self)),
+        client = SimpleNamespace(
+            errored=False,
+            output_handler=None,
+            output_processor=SimpleNamespace(),
+            model_config=SimpleNamespace(max_model_len=64),
         )
+        return BuiltEngine(cast(AsyncLLM, client), cast(EngineProcesses, Processes(self)))
 
     def die(self) -> None:
         cast(Any, self.handle.engine).errored = True

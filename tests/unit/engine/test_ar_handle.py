@@ -13,8 +13,7 @@ from vllm.logprobs import Logprob
 from vllm.multimodal.inputs import PlaceholderRange
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers.params import TokenizeParams
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from omni_server.engine.ar_handle import ArHandle
@@ -22,14 +21,12 @@ from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.async_engine import RowSink, StageAsyncLLM
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import EngineProcesses
-from omni_server.engine.grammar_check import GrammarCheck
 from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import (
     CorruptDataError,
     InvalidRequestError,
     OmniError,
     OverloadedError,
-    StageDeadError,
     StageError,
 )
 from omni_server.family import Prompt
@@ -40,7 +37,6 @@ from omni_server.protocol.vllm_fields import (
     GRAMMAR_ALLOWS_NOTHING,
     GRAMMAR_TOO_SLOW,
     GRAMMARS_BUSY,
-    TOKENS_PER_OUTPUT_KEY,
 )
 
 
@@ -71,13 +67,11 @@ class FakeEngine:
             model_config=None, speculative_config=None, structured_outputs_config=None
         )
         self.row_sinks: dict[str, RowSink] = {}
-        self.codes: npt.NDArray[np.int16] | None = None
         self.errored = False
         self.error: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.requests: dict[str, SamplingParams] = {}
-        self.fed: list[AddressedFeed] = []
         self.output_processor = SimpleNamespace(
             stage_metrics=ArStageMetrics(), row_ledger=None, request_states={}
         )
@@ -100,10 +94,10 @@ class FakeEngine:
         self.requests.pop(request_id.removesuffix("-internal") if internal else request_id, None)
 
     def take_codes(self, request_id: str, num_tokens: int) -> npt.NDArray[np.int16] | None:
-        return None if self.codes is None else self.codes[:num_tokens]
+        return None
 
     def drop_codes(self, request_id: str) -> None:
-        self.codes = None
+        """There are none."""
 
     def get_tokenizer(self) -> "FakeTokenizer":
         return FakeTokenizer()
@@ -111,7 +105,6 @@ class FakeEngine:
     async def send_feeds(self, feeds: list[AddressedFeed]) -> None:
         if self.error is not None:
             raise self.error
-        self.fed += feeds
 
 
 class Refused(SamplingParams):
@@ -139,8 +132,6 @@ class FakeRenderer:
     default_cmpl_tok_params = TokenizeParams(max_total_tokens=64)
 
     def __init__(self) -> None:
-        self.num_waiting = 0
-        self.most_waiting = 0
         self.tokenised: list[str] = []
 
     def tokenize_prompt(self, prompt: dict[str, str], params: TokenizeParams) -> dict[str, list[int]]:
@@ -151,10 +142,6 @@ class FakeRenderer:
     async def tokenize_prompt_async(
         self, prompt: dict[str, str], params: TokenizeParams
     ) -> dict[str, list[int]]:
-        self.num_waiting += 1
-        self.most_waiting = max(self.most_waiting, self.num_waiting)
-        await asyncio.sleep(0)
-        self.num_waiting -= 1
         return self.tokenize_prompt(prompt, params)
 
     def render_cmpl(self, prompts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -166,65 +153,25 @@ class FakeRenderer:
         """A media item has as many tokens as samples."""
         (prompt,) = prompts
         lengths = [len(samples) for samples, _ in prompt["multi_modal_data"]["audio"]]
-        if 0 in lengths:
-            raise ValueError("The audio [] (len=0) is too short to be represented inside the model")
         places = [PlaceholderRange(offset=0, length=length) for length in lengths]
         return [prompt | {"mm_placeholders": {"audio": places}}]
 
 
-def handle_that_renders(renderer: FakeRenderer | None = None, *, max_model_len: int = 64) -> ArHandle:
+def handle_that_renders(renderer: FakeRenderer | None = None) -> ArHandle:
     engine = FakeEngine()
-    engine.model_config.max_model_len = max_model_len
     engine.renderer = FakeRenderer() if renderer is None else renderer
     return handle_of(engine)
 
 
-async def test_pieces_of_a_prompt_are_tokenised_by_themselves() -> None:
-    renderer = FakeRenderer()
-    handle = handle_that_renders(renderer)
-    assert (await handle.render(Prompt("a<b>"))).token_ids == (0, *map(ord, "a<b>"))
-    sound = np.zeros(4, np.float32)
-    prompt = await handle.render(Prompt("a<b>", audios=((sound, 16_000),), pieces=("a<", "b>")))
-    assert prompt.token_ids == (0, *map(ord, "a<b>"))
-    assert prompt.engine_input["multi_modal_data"] == {"audio": [(sound, 16_000)]}
-    assert renderer.tokenised == ["a<b>", "a<", "b>"]
-
-
-@pytest.mark.parametrize(
-    ("samples", "code", "message"),
-    [
-        ([0.0, np.nan], "invalid_audio", "The audio has samples that are not finite numbers."),
-        ([-np.inf, 0.0], "invalid_audio", "The audio has samples that are not finite numbers."),
-        ([], "invalid_audio", "The audio is too short."),
-        (
-            [0.0] * 51,
-            "media_too_large",
-            "This server takes media of up to 50 tokens each, but the audio has 51.",
-        ),
-    ],
-)
-async def test_media_that_the_model_cannot_take_are_refused(
-    samples: list[float], code: str, message: str
-) -> None:
-    audios = tuple((np.array(each, np.float32), 16_000) for each in ([0.0] * 50, samples))
+async def test_media_with_more_tokens_than_the_encoder_takes_are_refused() -> None:
+    audios = tuple((np.zeros(length, np.float32), 16_000) for length in (50, 51))
     with pytest.raises(InvalidRequestError) as error:
         await handle_that_renders().render(Prompt("a", audios=audios))
-    assert (error.value.param, error.value.code, error.value.message) == ("messages", code, message)
-
-
-@pytest.mark.parametrize(
-    ("num_chars", "num_pieces", "in_thread"),
-    [(2000, 1, False), (2000, 8, False), (2001, 1, True), (2008, 8, True), (180, 9, True)],
-)
-async def test_only_long_prompts_wait_for_another_thread(
-    num_chars: int, num_pieces: int, in_thread: bool
-) -> None:
-    renderer = FakeRenderer()
-    handle = handle_that_renders(renderer, max_model_len=4096)
-    pieces = ("x" * (num_chars // num_pieces),) * num_pieces
-    prompt = await handle.render(Prompt("x" * num_chars, pieces=pieces if num_pieces > 1 else ()))
-    assert prompt.token_ids == (0, *[ord("x")] * num_chars)
-    assert (renderer.most_waiting > 0) == in_thread
+    assert (error.value.param, error.value.code, error.value.message) == (
+        "messages",
+        "media_too_large",
+        "This server takes media of up to 50 tokens each, but the audio has 51.",
+    )
 
 
 @pytest.mark.parametrize(("num_pieces", "num_tokenised"), [(65, 0), (64, 32), (33, 32)])
@@ -235,13 +182,6 @@ async def test_pieces_that_do_not_fit_are_not_tokenised(num_pieces: int, num_tok
         await handle_that_renders(renderer).render(Prompt("ab" * num_pieces, pieces=("ab",) * num_pieces))
     assert error.value.code == "context_length_exceeded"
     assert len(renderer.tokenised) == num_tokenised
-
-
-async def test_pieces_of_one_prompt_do_not_all_stand_before_the_next_prompt() -> None:
-    renderer = FakeRenderer()
-    handle = handle_that_renders(renderer, max_model_len=4096)
-    await handle.render(Prompt("a" * 2020, pieces=("a" * 101,) * 20))
-    assert renderer.most_waiting == 1
 
 
 def test_more_text_than_all_tokens_of_a_context_can_spell_is_refused() -> None:
@@ -256,39 +196,6 @@ def drop(payload: object) -> None:
     """A row sink."""
 
 
-async def test_an_open_request_has_the_engines_own_id_and_its_sink() -> None:
-    engine = FakeEngine()
-    stream = await handle_of(engine).open("a", (1, 2), SamplingParams(), drop)
-    assert stream.engine_id == "a-internal"
-    assert engine.row_sinks == {"a": drop}
-    await stream.close()
-    assert engine.row_sinks == {}
-    assert engine.requests == {}
-
-
-async def test_what_the_stage_did_is_counted_once_for_each_request() -> None:
-    engine = FakeEngine()
-    handle = handle_of(engine)
-    assert engine.output_processor.stage_metrics is handle.metrics
-    stream = await handle.open("a", (1, 2), SamplingParams())
-    await stream.close()
-    await stream.close()
-    engine.error = VLLMValidationError("no")
-    with pytest.raises(InvalidRequestError):
-        await handle.open("b", (1, 2), SamplingParams())
-    assert handle.metrics.ended == {"abort": 1}
-
-
-async def test_blocks_of_tokens_are_asked_for_only_where_they_are_wanted() -> None:
-    engine = FakeEngine()
-    await handle_of(engine).open("text", (1,), SamplingParams(extra_args={"other": b""}))
-    await handle_of(engine).open(
-        "codes", (1,), SamplingParams(extra_args={"other": b""}), tokens_per_output=12
-    )
-    assert engine.requests["text"].extra_args == {"other": b""}
-    assert engine.requests["codes"].extra_args == {"other": b"", TOKENS_PER_OUTPUT_KEY: 12}
-
-
 async def test_a_request_that_is_cancelled_while_it_is_sent_does_not_run_on() -> None:
     engine = FakeEngine()
     engine.gate.clear()
@@ -299,14 +206,6 @@ async def test_a_request_that_is_cancelled_while_it_is_sent_does_not_run_on() ->
     with pytest.raises(asyncio.CancelledError):
         await opening
     assert engine.requests == {}
-    assert engine.row_sinks == {}
-
-
-async def test_a_refused_request_is_the_callers_mistake_and_leaves_nothing() -> None:
-    engine = FakeEngine()
-    engine.error = VLLMValidationError("top_k is too large", parameter="top_k", value=10**6)
-    with pytest.raises(InvalidRequestError, match=r"^top_k is too large$"):
-        await handle_of(engine).open("a", (1,), SamplingParams(), drop)
     assert engine.row_sinks == {}
 
 
@@ -345,31 +244,6 @@ async def test_what_the_renderer_refuses_is_told_without_the_value() -> None:
     assert caught.value.message == "The prompt cannot be processed: At most 2 images may be provided."
 
 
-class Accepted(SamplingParams):
-    def verify(self, *_: object) -> None:
-        """Nothing to refuse."""
-
-    def update_from_tokenizer(self, tokenizer: object) -> None:
-        """Nothing to update."""
-
-
-async def test_a_grammar_is_replaced_by_what_came_of_its_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(_: GrammarCheck, wanted: StructuredOutputsParams) -> StructuredOutputsParams:
-        if wanted.regex == "endless":
-            raise InvalidRequestError("too much")
-        return StructuredOutputsParams(regex="checked")
-
-    monkeypatch.setattr(GrammarCheck, "check", check)
-    params = Accepted(structured_outputs=StructuredOutputsParams(regex="a"))
-    await handle_of(FakeEngine()).check(params)
-    assert params.structured_outputs == StructuredOutputsParams(regex="checked")
-    with pytest.raises(InvalidRequestError) as caught:
-        await handle_of(FakeEngine()).check(
-            Accepted(structured_outputs=StructuredOutputsParams(regex="endless")), "tools"
-        )
-    assert caught.value.param == "tools"
-
-
 async def test_a_refusal_is_one_line_without_control_characters() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         await handle_of(FakeEngine()).check(Refused(), "tools")
@@ -391,16 +265,6 @@ async def test_a_request_whose_rows_cannot_be_sent_fails_at_once() -> None:
     assert engine.requests == {}
 
 
-async def test_a_dead_engine_takes_no_feeds() -> None:
-    engine = FakeEngine()
-    handle = handle_of(engine)
-    await handle.feed([("a", RowsFeed(final_length=3))])
-    assert engine.fed == [("a", RowsFeed(final_length=3))]
-    engine.error = EngineDeadError()
-    with pytest.raises(StageDeadError):
-        await handle.feed([("a", RowsFeed(final_length=3))])
-
-
 # -- outputs
 
 
@@ -417,9 +281,8 @@ def last_output(finish_reason: str, stop_reason: int | str | None) -> RequestOut
     return RequestOutput("a", None, [1, 2], None, [completion], finished=True)
 
 
-async def outputs_of(output: RequestOutput, codes: npt.NDArray[np.int16] | None = None) -> list[ArOutput]:
+async def outputs_of(output: RequestOutput) -> list[ArOutput]:
     engine = FakeEngine()
-    engine.codes = codes
     stream = await handle_of(engine).open("a", (1, 2), SamplingParams())
     engine.queue.put(output)
     return [one async for one in stream.outputs()]
@@ -448,21 +311,6 @@ async def test_corrupt_data_that_the_stage_found_is_told_with_stage_and_kind() -
     assert caught.value.kind == "logits"
     (output,) = await outputs_of(last_output("stop", line))  # a stop string
     assert output.finish_reason == "stop"
-
-
-async def test_predicted_codes_come_with_their_tokens_one_row_each() -> None:
-    codes = np.array([[1, 2, 3], [4, 5, 6]], np.int16)
-    (output,) = await outputs_of(last_output("length", None), codes)
-    assert output.token_ids == (7,)
-    assert output.predicted is not None
-    assert output.predicted.tolist() == [[1, 2, 3]]
-    (plain,) = await outputs_of(last_output("length", None))
-    assert plain.predicted is None
-
-
-async def test_a_token_without_its_predicted_codes_is_corrupt() -> None:
-    with pytest.raises(CorruptDataError, match="1 tokens with 0 rows of codes"):
-        await outputs_of(last_output("length", None), np.empty((0, 3), np.int16))
 
 
 async def test_stop_string_that_is_spelled_like_a_refusal_is_none() -> None:

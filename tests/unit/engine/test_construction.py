@@ -50,11 +50,6 @@ class Client:
         self.is_shut_down.set()
 
 
-class FailingClient(Client):
-    def __init__(self, *_: object, **__: object) -> None:
-        raise ValueError("block_size 7")
-
-
 class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -115,31 +110,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_an_engine_that_greets_its_server_and_its_client_is_ready(world: World) -> None:
-    built = await world.build()
-    assert isinstance(built.client, Client)
-    assert built.processes.core_pid == world.processes[0].pid
-    assert not built.processes.has_ended
-
-
-async def test_stages_that_run_out_of_time_together_are_all_given_up(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.runs(fake_engine.never_become_ready, monkeypatch)
-
-    async def all_stages() -> None:
-        async with asyncio.TaskGroup() as group:
-            for name in ("thinker", "talker", "code2wav"):
-                group.create_task(world.build(name=name, timeout_s=5.0))
-
-    with pytest.raises(ExceptionGroup) as caught:
-        await all_stages()
-    assert isinstance(caught.value.exceptions[0], ConfigError)
-    await until(lambda: world.num_alive() == 0)
-    assert len(Client.made) == 3
-    await until(lambda: all(client.is_shut_down.is_set() for client in Client.made))
-
-
 async def test_a_stage_that_is_not_ready_in_time_says_how_far_it_came(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,21 +147,6 @@ async def test_a_process_that_comes_after_its_engine_was_given_up_is_ended(world
     assert not world.processes
     await until(world.has_started.is_set)
     await until(lambda: world.num_alive() == 0)
-
-
-async def test_an_engine_that_ends_by_itself_is_told_from_one_that_is_slow(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.runs(fake_engine.fail, monkeypatch)
-    expected = r"stage 'talker' did not start: its engine process has ended \(exit code 3\)"
-    with pytest.raises(ConfigError, match=expected):
-        await world.build()
-
-
-async def test_the_process_of_a_client_that_fails_is_ended(world: World) -> None:
-    with pytest.raises(ConfigError, match="stage 'talker' did not start: block_size 7"):
-        await world.build(client_class=FailingClient)
-    assert world.num_alive() == 0
 
 
 async def test_semaphores_of_an_engine_that_is_given_up_are_removed(

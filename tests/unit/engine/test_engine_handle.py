@@ -1,142 +1,18 @@
-"""A stage of several engines, and what belongs to each of them alone."""
+"""What belongs to one engine of a stage, and what to all that follow each other."""
 
-import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-from vllm.v1.engine.async_llm import AsyncLLM
-
-from omni_server.engine import engine_handle
 from omni_server.engine.ar_handle import ArHandle
-from omni_server.engine.async_engine import StageAsyncLLM
-from omni_server.engine.construction import BuiltEngine
-from omni_server.engine.engine_handle import EngineHandle, Stage
-from omni_server.engine.engine_processes import EngineProcesses
 from omni_server.engine.start_progress import StartProgress
-from omni_server.errors import StageDeadError
 from omni_server.protocol.rows import SharedBlock
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.block_ledger import BlockLedger
 from omni_server.transport.slab_queue import SlabQueue
+from tests.unit.engine.simulated_engine import World
 
 
-class Processes:
-    """Stands for `EngineProcesses`."""
-
-    core_pid = 4711
-
-    def __init__(self) -> None:
-        self.has_ended = False
-
-    def kill(self) -> None:
-        self.has_ended = True
-
-    def wait(self, timeout_s: float) -> bool:
-        return True
-
-    def remove_leftovers(self) -> None:
-        return
-
-    def close(self) -> None:
-        return
-
-
-def built(num_active: int = 0) -> BuiltEngine[Any]:
-    engine = SimpleNamespace(
-        errored=False,
-        output_processor=SimpleNamespace(get_num_unfinished_requests=lambda: num_active),
-        model_config=SimpleNamespace(max_model_len=64),
-    )
-    return BuiltEngine(cast(AsyncLLM, engine), cast(EngineProcesses, Processes()))
-
-
-async def build(progress: StartProgress) -> BuiltEngine[Any]:
-    return built()
-
-
-def handle(num_active: int = 0) -> EngineHandle[AsyncLLM]:
-    """Of an engine that is up."""
-    one: EngineHandle[AsyncLLM] = EngineHandle("talker", build)
-    one.attach(built(num_active))
-    one.num_requests = num_active
-    return one
-
-
-@pytest.fixture(autouse=True)
-def frontend(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def close_frontend(engine: AsyncLLM) -> bool:
-        return True
-
-    monkeypatch.setattr(engine_handle, "close_frontend", close_frontend)
-
-
-def test_a_new_request_goes_to_the_engine_with_the_fewest() -> None:
-    busy, idle, other = handle(3), handle(1), handle(2)
-    assert Stage("talker", (busy, idle, other)).choose() is idle
-
-
-async def test_no_new_request_goes_to_an_engine_that_is_down() -> None:
-    dead, busy = handle(), handle(3)
-    stage = Stage("talker", (dead, busy))
-    await dead.kill("it was killed")
-    assert stage.choose() is busy
-    assert not stage.is_down
-
-
-async def test_a_stage_is_down_when_all_of_its_engines_are() -> None:
-    handles = [handle(), handle()]
-    stage = Stage("talker", handles)
-    for one in handles:
-        await one.kill("it was killed")
-    assert stage.is_down
-    with pytest.raises(StageDeadError, match="stage 'talker': it was killed"):
-        stage.choose().life.check()
-
-
-async def test_the_end_of_one_engine_is_that_of_its_requests_only() -> None:
-    dying, living = handle(), handle()
-
-    async def request(chosen: EngineHandle[AsyncLLM]) -> None:
-        async with chosen.life.needed():
-            await asyncio.Event().wait()
-
-    tasks = [asyncio.create_task(request(one)) for one in (dying, living)]
-    await asyncio.sleep(0)
-    await dying.kill("it was killed")
-    done, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    assert done == {tasks[0]}
-    assert isinstance(tasks[0].exception(), StageDeadError)
-    for task in running:
-        task.cancel()
-
-
-@pytest.mark.parametrize("sign", ["errored", "has_ended"])
-def test_an_engine_is_dead_by_either_sign(sign: str) -> None:
-    one = handle()
-    assert not one.is_dead
-    if sign == "errored":
-        cast(Any, one.engine).errored = True
-    else:
-        one.processes.kill()
-    assert one.is_dead
-
-
-async def test_another_engine_takes_the_place_of_one_that_was_killed() -> None:
-    one = handle(5)
-    await one.kill("it was killed")
-    assert one.is_dead
-    assert one.pid is None
-    with pytest.raises(StageDeadError, match="it was killed"):
-        _ = one.engine
-    await one.start(cast(StartProgress, None))
-    assert not one.is_dead
-    assert one.num_active == 0
-    assert one.pid == 4711
-
-
-async def test_blocks_that_an_engine_held_end_with_it(tmp_path: Path) -> None:
+async def test_blocks_that_an_engine_held_end_with_it(world: World, tmp_path: Path) -> None:
     """Those of its own queue; the other engine of the stage has another one."""
     queues = [
         SlabQueue(QueueSpec(2, str(tmp_path / f"queue-{number}"), 64, 1, 1), create=True)
@@ -145,8 +21,8 @@ async def test_blocks_that_an_engine_held_end_with_it(tmp_path: Path) -> None:
     ledgers = [BlockLedger(queue) for queue in queues]
     handles = []
     for ledger, queue in zip(ledgers, queues, strict=True):
-        one = ArHandle("talker", build, input_ledgers=(ledger,))
-        one.attach(cast(BuiltEngine[StageAsyncLLM], built()))
+        one = ArHandle("talker", cast(Any, world.build), input_ledgers=(ledger,))
+        one.attach(cast(Any, world.built()))
         handles.append(one)
         taken = queue.take()
         assert taken is not None
@@ -160,8 +36,8 @@ async def test_blocks_that_an_engine_held_end_with_it(tmp_path: Path) -> None:
         queue.close()
 
 
-async def test_counters_go_on_after_a_restart() -> None:
-    one = ArHandle("talker", build)
+async def test_counters_go_on_after_a_restart(world: World) -> None:
+    one = ArHandle("talker", cast(Any, world.build))
     await one.start(cast(StartProgress, None))
     one.metrics.generation_tokens = 7
     await one.kill("it was killed")

@@ -21,51 +21,6 @@ async def started(life: EngineLife, then: asyncio.Event | None = None) -> asynci
     return task
 
 
-async def test_everybody_inside_is_interrupted_with_an_error_of_his_own() -> None:
-    life = EngineLife("talker")
-    tasks = [await started(life) for _ in range(3)]
-    life.went_down(REASON)
-    errors = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
-    assert {str(error) for error in errors} == {f"stage 'talker': {REASON}"}
-    assert all(isinstance(error, StageDeadError) for error in errors)
-    assert len(set(map(id, errors))) == 3
-
-
-async def test_who_has_left_is_not_interrupted() -> None:
-    life = EngineLife("talker")
-    done, later = asyncio.Event(), asyncio.Event()
-
-    async def passes() -> str:
-        async with life.needed():
-            await done.wait()
-        await later.wait()
-        return "through"
-
-    task = asyncio.create_task(passes())
-    await asyncio.sleep(0)
-    done.set()
-    await asyncio.sleep(0)
-    life.went_down(REASON)
-    later.set()
-    assert await asyncio.wait_for(task, 5) == "through"
-
-
-async def test_nobody_enters_while_the_stage_is_down_and_everybody_when_it_is_up_again() -> None:
-    life = EngineLife("talker")
-    life.went_down(REASON)
-    assert life.reason == REASON
-    with pytest.raises(StageDeadError, match="SIGKILL"):
-        await waiting(life)
-    with pytest.raises(StageDeadError, match="SIGKILL"):
-        life.check()
-    life.came_up()
-    life.check()
-    go = asyncio.Event()
-    task = await started(life, go)
-    go.set()
-    await asyncio.wait_for(task, 5)
-
-
 async def test_a_task_that_is_cancelled_as_well_stays_cancelled() -> None:
     life = EngineLife("talker")
     task = await started(life)

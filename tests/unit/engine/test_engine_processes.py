@@ -92,15 +92,6 @@ def test_closing_gives_the_file_descriptors_back(start: Start) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
-def test_waiting_for_processes_that_live_ends_in_time(start: Start) -> None:
-    core, _ = start(fake_children.sleep_with_a_worker)
-    processes = EngineProcesses(core)
-    assert not processes.wait(0.05)
-    assert not processes.has_ended
-    processes.kill()
-    assert processes.wait(TIMEOUT_S)
-
-
 def test_why_a_core_has_ended_is_told(start: Start) -> None:
     core, _ = start(fake_children.sleep_with_a_worker)
     processes = EngineProcesses(core)

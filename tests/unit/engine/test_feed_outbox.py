@@ -44,18 +44,6 @@ async def test_what_comes_in_one_turn_leaves_as_one_message() -> None:
     assert talker.messages[1:] == [[("b", RowsFeed(final_length=9))]]
 
 
-async def test_messages_are_handed_over_in_order_while_an_earlier_one_is_still_on_its_way() -> None:
-    talker = Talker()
-    talker.gate.clear()
-    outbox = FeedOutbox(talker.send, list[SharedBlock]().append, list[str]().append)
-    for slot in range(3):
-        outbox.put(("a", rows(slot)))
-        await settle()
-    assert [[feed for _, feed in message] for message in talker.messages] == [[rows(0)], [rows(1)], [rows(2)]]
-    talker.gate.set()
-    await settle()
-
-
 async def test_the_end_of_whoever_put_a_feed_does_not_interrupt_it() -> None:
     """The race that lost a slot: a request is cancelled exactly while its feed is handed over."""
     talker = Talker()

@@ -2,11 +2,9 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,17 +54,6 @@ def wait_until_nothing_is_left(report: dict[str, Any], folder: Path) -> None:
     assert not list(folder.glob("omni-engines-*"))
 
 
-def test_a_program_with_one_thread_forks_engines_from_a_copy_of_itself(folder: Path) -> None:
-    with program("alone", folder) as process:
-        report = report_in(folder)
-        assert report["has_state_of_the_program"]
-        assert report["has_module"]
-        assert report["threads_of_fork_server"] == 1
-        assert process.communicate("", TIMEOUT_S)[0].split() == [str(report["pid"]), str(-signal.SIGKILL)]
-        assert process.returncode == 0
-    wait_until_nothing_is_left(report, folder)
-
-
 def test_a_program_with_threads_forks_engines_from_a_new_interpreter(folder: Path) -> None:
     with program("with threads", folder) as process:
         report = report_in(folder)
@@ -78,28 +65,9 @@ def test_a_program_with_threads_forks_engines_from_a_new_interpreter(folder: Pat
     wait_until_nothing_is_left(report, folder)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_to_the_whole_service_leave_the_fork_server_alone(
-    number: signal.Signals, folder: Path
-) -> None:
-    with program("alone", folder):
-        report = report_in(folder)
-        os.kill(report["fork_server"], number)
-        time.sleep(0.2)
-        assert is_running(report["fork_server"])
-    wait_until_nothing_is_left(report, folder)  # after SIGKILL to the program
-
-
 def test_a_program_that_ends_without_closing_its_engines_takes_them_with_it(folder: Path) -> None:
     with program("unclosed", folder) as process:
         assert process.wait(TIMEOUT_S) == 0
-        report = report_in(folder)
-    wait_until_nothing_is_left(report, folder)
-
-
-def test_a_program_that_crashes_takes_fork_server_and_engines_with_it(folder: Path) -> None:
-    with program("crash", folder) as process:
-        assert process.wait(TIMEOUT_S) == 1
         report = report_in(folder)
     wait_until_nothing_is_left(report, folder)
 

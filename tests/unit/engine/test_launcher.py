@@ -11,7 +11,6 @@ from vllm.utils.torch_utils import OMP_NUM_THREADS_SET_BY_VLLM, available_cpu_co
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.load import find_shipped_config, load_stage_config
-from omni_server.config.pipeline import Embeddings
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.engine import launcher
@@ -24,7 +23,7 @@ from omni_server.engine.process_files import TempFolder
 from omni_server.engine.start_progress import StartProgress
 from omni_server.errors import ConfigError
 from omni_server.family import ModelFamily
-from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
+from omni_server.protocol.runtime_config import QueueSpec
 from stages.qwen2_5_omni.family import PIPELINE
 
 CONFIG = load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu"))
@@ -76,43 +75,6 @@ async def test_engines_share_the_cores_while_they_load_and_vllm_may_reduce_them_
     assert not os.environ.keys() & {"OMP_NUM_THREADS", OMP_NUM_THREADS_SET_BY_VLLM}, (
         "the server goes on as it was"
     )
-
-
-def speaking_family(payload: Embeddings) -> Any:
-    """Declares the pipeline of `CONFIG`, with this payload between its language models."""
-    edges = tuple(
-        replace(edge, payload=payload) if edge.source == "thinker" else edge for edge in PIPELINE.edges
-    )
-    return SimpleNamespace(pipeline=replace(PIPELINE, edges=edges))
-
-
-TEXT_ID_FAMILY = speaking_family(Embeddings(text_ids=True))
-
-
-@pytest.mark.parametrize(
-    ("family", "has_table"), [("stages.qwen2_5_omni:FAMILY", False), (f"{__name__}:TEXT_ID_FAMILY", True)]
-)
-async def test_a_stage_that_gets_text_as_ids_looks_up_its_rows(
-    family: str, has_table: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    built: dict[str, StageRuntimeConfig] = {}
-
-    async def build_engine(name: str, _: Any, arguments: Any, **__: Any) -> BuiltEngine[AsyncLLM]:
-        built[name] = arguments.additional_config
-        return BuiltEngine(cast(AsyncLLM, SimpleNamespace(renderer=None)), cast(EngineProcesses, None))
-
-    monkeypatch.setattr(launcher, "build_engine", build_engine)
-    builder = builder_in(tmp_path)
-    builder.config = CONFIG.model_copy(update={"model_family": family})
-    with StartProgress(lambda line: None) as progress:
-        for name in ("thinker", "talker"):
-            stage = CONFIG.stages[name]
-            assert isinstance(stage, ArStage)
-            await builder.build_ar(name, stage, progress)
-    assert {name: runtime.row_table for name, runtime in built.items()} == {
-        "thinker": False,
-        "talker": has_table,
-    }
 
 
 FOLDER_FAMILY = SimpleNamespace(
@@ -246,25 +208,3 @@ async def test_what_vllm_sets_in_this_process_does_not_reach_the_engine_of_a_res
     monkeypatch.setenv("LD_PRELOAD", "libtcmalloc.so")
     await build(builder)
     assert environments[0] == environments[1]
-
-
-async def test_the_renderer_of_an_engine_serves_its_successor(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """vLLM makes one in seconds, in which no stream of the server advances."""
-    given: list[object] = []
-
-    async def build_engine(*_: Any, renderer: object, **__: Any) -> BuiltEngine[AsyncLLM]:
-        given.append(renderer)
-        client = SimpleNamespace(renderer=renderer or f"of engine {len(given)}")
-        return BuiltEngine(cast(AsyncLLM, client), cast(EngineProcesses, None))
-
-    monkeypatch.setattr(launcher, "build_engine", build_engine)
-    thinker = CONFIG.stages["thinker"].model_copy(update={"replicas": 2})
-    assert isinstance(thinker, ArStage)
-    builder = builder_in(tmp_path)
-    builder.queues = {("thinker", "talker"): builder.queues["thinker", "talker"] * 2}
-    with StartProgress(lambda line: None) as progress:
-        for number in (0, 1, 1, 0, 1):
-            await builder.build_ar("thinker", thinker, progress, number)
-    assert given == [None, None, "of engine 2", "of engine 1", "of engine 2"]

@@ -135,30 +135,6 @@ def test_a_folder_that_a_sweep_has_taken_meanwhile_is_made_again(
     folder.remove()
 
 
-def test_a_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/proc/1")  # nobody can make a folder there
-    with pytest.raises(ConfigError, match=r"in /proc/1 .*set TMPDIR"):
-        TempFolder()
-
-
-def test_a_folder_without_room_is_named(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has filled up since it was made: before an engine is built. With room again, all is well."""
-    folder = TempFolder()
-    with monkeypatch.context() as full:
-
-        def write(file: int, data: bytes) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        full.setattr(os, "write", write)
-        with pytest.raises(
-            ConfigError, match=rf"to {parent} \(No space left on device\): make room .*set TMPDIR"
-        ):
-            folder.check_room()
-    folder.check_room()
-    assert not list(folder.path.iterdir())
-    folder.remove()
-
-
 def test_an_engine_without_file_descriptors_is_refused_and_takes_none() -> None:
     """libzmq would end the process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -239,25 +215,11 @@ def test_a_full_disk_is_one_warning(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_cannot_be_made_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    check_cache_folder(Path("/proc/sys/nothing"), compiles=False)
-    log_as_vllm(OSError("the same of a file"))
-    assert len(warnings(caplog)) == 1
-
-
 def test_other_errors_of_vllm_stay_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     check_cache_folder(Path("/proc/sys/nothing"), compiles=False)
     log_as_vllm(ValueError("something else"))
     log_as_vllm(OSError("no process can be started"), "Error in inspecting model architecture")
     assert warnings(caplog)[1:] == [NOT_SAVED, "Error in inspecting model architecture"]
-
-
-def test_vllm_is_heard_where_its_folder_can_be_written(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    check_cache_folder(tmp_path, compiles=False)
-    log_as_vllm(OSError("a weight file"))
-    assert warnings(caplog) == [NOT_SAVED]
 
 
 def test_a_folder_that_compiled_code_needs_is_an_error(

@@ -1,17 +1,13 @@
 """Our sampling settings as vLLM's."""
 
-import json
-from typing import Literal
-
 import pytest
 from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind
 
 from omni_server.config.stages import SamplingDefaults
 from omni_server.engine.sampling import merged, sampling_params
 from omni_server.errors import InvalidRequestError
-from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, decode_request
-from omni_server.types import SamplingConfig, StructuredOutput
+from omni_server.protocol.rows import RowsInput, RowsOutput
+from omni_server.types import SamplingConfig
 
 END = (40, 41)
 
@@ -64,18 +60,6 @@ def test_every_value_reaches_vllm() -> None:
     assert got.stop_token_ids == [7, *END]
 
 
-def test_greedy_is_greedy() -> None:
-    assert text(SamplingConfig(temperature=0.0)).temperature == 0.0
-
-
-def test_outputs_are_deltas_and_codes_are_not_detokenised() -> None:
-    assert (
-        text(SamplingConfig()).output_kind == codes(SamplingConfig()).output_kind == RequestOutputKind.DELTA
-    )
-    assert text(SamplingConfig()).detokenize
-    assert not codes(SamplingConfig()).detokenize
-
-
 def test_only_the_given_end_ids_end_a_sequence() -> None:
     """vLLM would add the tokenizer's, which is not the thinker's and no code of the talker."""
     got = codes(SamplingConfig())
@@ -120,13 +104,6 @@ def test_values_that_vllm_refuses_are_the_clients_mistake(sampling: SamplingConf
         text(sampling)
 
 
-@pytest.mark.parametrize("rows", [RowsOutput(voice="Ada"), RowsInput(num_replaced=12)])
-def test_the_announcement_of_rows_travels_with_the_request(rows: RowsOutput | RowsInput) -> None:
-    got = sampling_params("stage", SamplingConfig(), end_ids=END, is_text=True, rows=rows)
-    assert got.extra_args is not None
-    assert decode_request(got.extra_args[REQUEST_KEY]) == rows
-
-
 def test_a_fed_stage_has_its_repetition_penalty() -> None:
     assert (
         codes(SamplingConfig(repetition_penalty=1.05), RowsInput(num_replaced=12)).repetition_penalty == 1.05
@@ -135,43 +112,6 @@ def test_a_fed_stage_has_its_repetition_penalty() -> None:
         codes(SamplingConfig(repetition_penalty=-1.0), RowsInput(num_replaced=12))
 
 
-def test_a_request_without_rows_announces_none() -> None:
-    assert REQUEST_KEY not in (text(SamplingConfig()).extra_args or {})
-
-
-def test_what_steers_single_tokens_reaches_vllm() -> None:
-    got = text(
-        SamplingConfig(
-            logit_bias={5: -1.5},
-            allowed_token_ids=(5, 6),
-            bad_words=("x",),
-            logprobs=0,
-            include_stop_str_in_output=True,
-            skip_special_tokens=False,
-        )
-    )
-    assert (got.logit_bias, got.allowed_token_ids, got.bad_words, got.logprobs) == (
-        {5: -1.5},
-        [5, 6],
-        ["x"],
-        0,
-    )
-    assert (got.include_stop_str_in_output, got.skip_special_tokens) == (True, False)
-
-
 def test_every_seed_is_a_seed() -> None:
     assert text(SamplingConfig(seed=-2)).seed == -2
     assert text(SamplingConfig(seed=-1)).seed == 2**63 - 1  # vLLM takes -1 for none
-
-
-@pytest.mark.parametrize("kind", ["json", "regex", "choice", "grammar", "structural_tag"])
-def test_structured_outputs_reach_vllm(
-    kind: Literal["json", "regex", "choice", "grammar", "structural_tag"],
-) -> None:
-    value = json.dumps(["a", "b"])
-    output = StructuredOutput(kind, value, "structured_outputs")
-    got = sampling_params(
-        "thinker", SamplingConfig(), end_ids=END, is_text=True, rows=None, structured_output=output
-    )
-    assert got.structured_outputs is not None
-    assert getattr(got.structured_outputs, kind) == (["a", "b"] if kind == "choice" else value)

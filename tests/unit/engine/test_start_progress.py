@@ -45,37 +45,6 @@ async def test_every_phase_becomes_a_line_as_it_comes() -> None:
     ]
 
 
-async def test_what_was_sent_before_a_stage_was_ready_stands_before_that() -> None:
-    lines: list[str] = []
-    with StartProgress(lines.append) as progress:
-        ProgressReporter(progress.began("talker")).report(Phase.LOADING)
-        progress.is_ready("talker")
-
-    assert untimed(lines) == ["talker: starting", "talker: loading weights", "talker: ready after N s"]
-
-
-async def test_stages_that_start_side_by_side_are_told_apart() -> None:
-    lines: list[str] = []
-    with StartProgress(lines.append) as progress:
-        thinker, talker = (ProgressReporter(progress.began(name)) for name in ("thinker", "talker"))
-        talker.report(Phase.LOADING)
-        thinker.report(Phase.COMPILING)
-        assert progress.last_phase("thinker") == "compiling"
-        assert progress.last_phase("talker") == "loading weights"
-        assert progress.last_phase("code2wav") is None
-
-
-async def test_a_late_report_of_a_ready_stage_is_not_shown() -> None:
-    lines: list[str] = []
-    with StartProgress(lines.append) as progress:
-        reporter = ProgressReporter(progress.began("talker"))
-        progress.is_ready("talker")
-        reporter.report(Phase.CAPTURING)
-        progress.last_phase("talker")
-
-    assert untimed(lines) == ["talker: starting", "talker: ready after N s"]
-
-
 async def test_other_datagrams_are_dropped() -> None:
     lines: list[str] = []
     with StartProgress(lines.append) as progress:

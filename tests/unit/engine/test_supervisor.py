@@ -60,16 +60,6 @@ async def test_an_engine_that_died_is_cleared_away_before_the_next_is_built(
     await one.stop()
 
 
-async def test_a_start_that_fails_is_tried_again(world: World) -> None:
-    one = supervised(world)
-    world.build_errors = [ConfigError("the model folder is gone")] * 2
-    world.die()
-    await until(lambda: "built" in world.events)
-    assert world.events == [*CLEARED, "build", "build", "build", "built"]
-    assert one.num_restarts == {"talker": 3}
-    await one.stop()
-
-
 @pytest.mark.parametrize(
     "cause",
     [
@@ -114,20 +104,6 @@ async def test_a_start_without_a_socket_for_its_progress_is_tried_again(
     await one.stop()
 
 
-async def test_a_crash_loop_ends(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    one = supervised(world, max_restarts=2)
-    for number in (1, 2):
-        world.die()
-        await until(lambda: world.events.count("built") == number)  # noqa: B023
-    assert one.failed_stage is None
-    world.die()
-    await until(lambda: one.failed_stage == "talker")
-    assert world.handle.is_dead
-    assert world.events[-len(CLEARED) :] == CLEARED, "it is cleared away all the same"
-    assert "stage 'talker' has died 3 times within 600 s, and supervision.max_restarts is 2" in caplog.text
-    await one.stop()
-
-
 async def test_processes_that_do_not_end_are_the_end(world: World) -> None:
     """Its memory and its part of the queue are still in use."""
     one = supervised(world)
@@ -157,13 +133,6 @@ async def test_stopping_waits_until_what_died_is_cleared_away(world: World) -> N
     await until(lambda: "killed" in world.events)
     await asyncio.wait_for(one.stop(), 10)
     assert world.events == CLEARED
-
-
-async def test_stopping_leaves_engines_that_run_alone(world: World) -> None:
-    one = supervised(world)
-    await asyncio.wait_for(one.stop(), 10)
-    assert world.events == []
-    assert not world.handle.is_dead
 
 
 # -- when a stage is started again, and when it is not
@@ -198,11 +167,6 @@ def test_restarts_are_forgotten_after_the_window() -> None:
         assert restarts.next_delay_s() == 0.0
         clock.now += 61
     assert restarts.count == 3
-
-
-def test_without_restarts_the_first_death_is_the_last() -> None:
-    with pytest.raises(CrashLoopError, match="has died 1 times"):
-        Restarts("talker", SupervisionConfig(max_restarts=0), Clock()).next_delay_s()
 
 
 # -- deaths and hangs are noticed, and nothing else is taken for one
@@ -253,25 +217,6 @@ async def calls(stage: FakeStage, number: int) -> None:
 
 
 @pytest.mark.usefixtures("fast")
-async def test_a_dead_engine_is_noticed() -> None:
-    stage = FakeStage()
-    watch = watched(stage)
-    await calls(stage, 2)
-    stage.is_dead = True
-    assert await asyncio.wait_for(watch, 10) == "gone"
-
-
-@pytest.mark.usefixtures("fast")
-async def test_an_engine_that_does_not_answer_hangs() -> None:
-    stage = FakeStage()
-    watch = watched(stage)
-    await calls(stage, 3)
-    stage.answers.clear()
-    assert await asyncio.wait_for(watch, 10) == "its engine has not answered for 0.3 s"
-    assert stage.num_waiting == 0
-
-
-@pytest.mark.usefixtures("fast")
 async def test_an_engine_that_is_slow_to_answer_does_not() -> None:
     stage = FakeStage()
     stage.answers.clear()
@@ -298,13 +243,6 @@ async def test_time_in_which_this_process_did_not_run_is_not_the_engines_silence
     assert not watch.done()
     watch.cancel()
     await asyncio.wait([watch])
-
-
-@pytest.mark.usefixtures("fast")
-async def test_a_failed_health_check_is_told() -> None:
-    stage = FakeStage()
-    stage.error = RuntimeError("device lost")
-    assert await asyncio.wait_for(watched(stage), 10) == "its health check has failed: device lost"
 
 
 @pytest.mark.usefixtures("fast")

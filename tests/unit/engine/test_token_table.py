@@ -20,12 +20,6 @@ def table(tokenizer: Any) -> TokenTable:
     return TokenTable(tokenizer)
 
 
-def test_bytes_of_tokens_join_to_the_text(tokenizer: Any, table: TokenTable) -> None:
-    text = 'Hello wörld 👋🏽\n<tool_call>{"a": 1}</tool_call>'
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert b"".join(table.logprob(token_id, -1.0).utf8 for token_id in ids) == text.encode()
-
-
 def test_a_piece_of_a_character_has_its_bytes_and_a_replacement_as_text(
     tokenizer: Any, table: TokenTable
 ) -> None:

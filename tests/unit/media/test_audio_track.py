@@ -3,9 +3,6 @@
 import io
 import random
 import struct
-import subprocess
-import sys
-import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import pytest
 import soundfile
 
 from omni_server.errors import InvalidRequestError
+from omni_server.media import audio, read_audio_track
 from omni_server.media.audio import count_samples, decode_audio
 from omni_server.media.limits import MediaLimits
 from tests.unit.media.containers import (
@@ -109,11 +107,6 @@ def test_speech_keeps_its_place_and_length_in_aac(media_folder: Path, container:
     assert np.corrcoef(part.samples, samples[0])[0, 1] > 0.999
 
 
-def test_lossless_sound_keeps_its_samples() -> None:
-    part = decode_audio(record("ipod", "alac", _tone(), RATE_HZ), LIMITS)
-    np.testing.assert_allclose(part.samples, _tone()[0], atol=1 / 32768)
-
-
 @pytest.mark.parametrize(
     ("container", "codec", "rate"), [("ipod", "alac", RATE_HZ), ("webm", "libopus", 48_000)]
 )
@@ -126,11 +119,6 @@ def test_channels_are_averaged(container: str, codec: str, rate: int) -> None:
 def test_the_first_audio_track_is_taken() -> None:
     part = decode_audio(record("mp4", "alac", _tone(), RATE_HZ, num_tracks=3, has_video=True), LIMITS)
     np.testing.assert_allclose(part.samples, _tone()[0], atol=1 / 32768)
-
-
-@pytest.mark.parametrize("declared", ["wav", "webm", "pcm16", None])
-def test_the_bytes_decide_not_the_declared_format(declared: str | None) -> None:
-    assert decode_audio(record("ipod", "alac", _tone(), RATE_HZ), LIMITS, declared).samples.size == 8_000
 
 
 def test_a_title_in_no_known_encoding_does_no_harm() -> None:
@@ -146,14 +134,6 @@ def test_a_film_without_sound_is_refused(media_folder: Path) -> None:
 # -- limits
 
 
-def test_the_shortest_and_longest_audio_allowed_are_taken() -> None:
-    limits = MediaLimits(min_audio_seconds=0.25, max_audio_seconds=0.5)
-    for seconds in (0.25, 0.5):
-        assert decode_audio(matroska(_pcm(_tone(seconds))), limits).samples.size == seconds * RATE_HZ
-    assert "shorter than 0.25 s" in _refusal(matroska(_pcm(_tone(0.25))[:-2]), limits)
-    assert "longer than 0.5 s" in _refusal(matroska(_pcm(_tone(0.5)) + b"\0\0"), limits)
-
-
 def test_too_long_audio_is_refused(recording: bytes) -> None:
     limits = MediaLimits(max_audio_seconds=1.5)
     assert "longer than 1.5 s" in _refusal(recording, limits)
@@ -161,22 +141,9 @@ def test_too_long_audio_is_refused(recording: bytes) -> None:
         count_samples(recording, limits)
 
 
-def test_more_bytes_than_allowed_are_refused(recording: bytes) -> None:
-    assert "bytes allowed" in _refusal(recording, MediaLimits(max_bytes=len(recording) - 1))
-
-
 def test_decoding_ends_at_its_deadline(recording: bytes) -> None:
     limits = MediaLimits(decode_timeout_s=0.001)
     assert _refusal(recording, limits) == "The audio could not be decoded within 0.001 s."
-
-
-def test_a_waveform_is_in_memory_once_while_it_is_decoded() -> None:
-    data = record("mov", "pcm_s16le", np.zeros((1, 4_000_000), dtype=np.float32), 32_000)
-    tracemalloc.start()
-    decode_audio(data, LIMITS)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 1.5 * 4 * 2_000_000
 
 
 @pytest.mark.parametrize("rate", [1.0, 3_999.0, 192_001.0, 1e9])
@@ -294,31 +261,24 @@ def test_random_bytes_are_refused_in_plain_words(start: bytes, seed: int) -> Non
     assert _refusal(start + random.Random(seed).randbytes(3_000)) == DAMAGED
 
 
-@pytest.mark.parametrize("seed", range(15))
-def test_damaged_files_are_decoded_or_refused_but_nothing_else(seed: int) -> None:
-    rng = random.Random(seed)
-    data = bytearray(RECORDINGS[rng.choice(list(RECORDINGS))]())
-    for _ in range(rng.choice([1, 10, 100])):
-        data[rng.randrange(len(data))] = rng.randrange(256)
-    try:
-        part = decode_audio(bytes(data), LIMITS)
-    except InvalidRequestError:
-        _refusal(bytes(data))
-    else:
-        assert np.isfinite(part.samples).all()
-
-
 # -- the process
 
 
-def test_ffmpeg_is_not_loaded_into_the_server() -> None:
-    """Neither to start nor to decode: what it costs, and what may be wrong with it, stays outside."""
-    program = (
-        "import sys; from omni_server.media.audio import decode_audio\n"
-        "from omni_server.media.limits import MediaLimits\n"
-        "part = decode_audio(sys.stdin.buffer.read(), MediaLimits())\n"
-        "print(part.samples.size, 'av' in sys.modules)"
+@pytest.mark.parametrize(
+    ("rate", "num_channels", "message"),
+    [(16_000, 0, "no channel"), (16_000, 2**32 - 1, "channels"), (0, 1, "sample rate")],
+)
+def test_sound_of_no_possible_kind_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: int, num_channels: int, message: str
+) -> None:
+    """From a decoder that a file has taken over. No channel was a division by zero; found by letting a process
+    write at random."""
+    program = tmp_path / "reader.py"
+    program.write_text(
+        "def read(file, output, arguments):\n"
+        f"    output.write({read_audio_track.HEADER.pack(rate, num_channels, 0)!r} + bytes(64))\n"
+        "    return 0\n"
     )
-    data = matroska(_pcm(_tone()))
-    done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=True)
-    assert done.stdout.split() == [b"8000", b"False"]
+    monkeypatch.setattr(audio, "_MODULE", program)
+    with pytest.raises(InvalidRequestError, match=message):
+        decode_audio(b"\0\0\0\x18ftypmp42", LIMITS)

@@ -3,7 +3,6 @@ import random
 import struct
 import tracemalloc
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,13 +42,6 @@ def test_formats_are_read(format: str) -> None:
     assert pixels.shape == (40, 60, 3)
     error = np.abs(pixels.astype(int) - np.asarray(_gradient()).astype(int)).mean()
     assert error < (1e-9 if format in ("PNG", "BMP") else 8)
-
-
-@pytest.mark.parametrize(("name", "shape"), [("shapes.png", (112, 140, 3)), ("gradient.png", (84, 84, 3))])
-def test_fixture_pictures_are_read(media_folder: Path, name: str, shape: tuple[int, ...]) -> None:
-    pixels = decode_image((media_folder / name).read_bytes(), LIMITS).pixels
-    assert pixels.shape == shape
-    assert pixels.std() > 10
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "I;16"])
@@ -172,10 +164,6 @@ def test_truncated_pictures_are_refused(format: str, share: float) -> None:
     _refusal(data[: int(share * len(data))])
 
 
-def test_no_bytes_are_refused() -> None:
-    _refusal(b"")
-
-
 @pytest.mark.parametrize(
     "start", [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"RIFF\0\0\0\0WEBP", b"BM"]
 )
@@ -195,18 +183,3 @@ def test_other_formats_are_refused(format: str) -> None:
 
 def test_a_vector_drawing_is_refused() -> None:
     _refusal(b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/hostname"/></svg>')
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_damaged_files_are_decoded_or_refused_but_nothing_else(seed: int) -> None:
-    rng = random.Random(seed)
-    data = bytearray(_file(_gradient(), rng.choice(["PNG", "JPEG", "GIF", "BMP", "WEBP"])))
-    for _ in range(rng.choice([1, 5, 50])):
-        data[rng.randrange(len(data))] = rng.randrange(256)
-    try:
-        pixels = decode_image(bytes(data), LIMITS).pixels
-    except InvalidRequestError:
-        _refusal(bytes(data))
-    else:
-        assert pixels.ndim == 3
-        assert pixels.shape[2] == 3

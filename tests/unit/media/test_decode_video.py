@@ -1,6 +1,5 @@
 import io
 import random
-from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 
@@ -303,29 +302,3 @@ def test_random_bytes_are_refused_in_plain_words(start: bytes, seed: int) -> Non
 )
 def test_playlists_are_not_opened(playlist: bytes) -> None:
     assert "known format" in _refusal(playlist)
-
-
-def test_a_picture_is_no_video(media_folder: Path) -> None:
-    _refusal((media_folder / "shapes.png").read_bytes())
-
-
-def _decode_damaged(data: bytes) -> bool:
-    try:
-        frames = decode_video(data, LIMITS).frames
-    except InvalidRequestError:
-        return False
-    return frames.ndim == 4 and (len(frames) % 2 == 0 or len(frames) == 1)
-
-
-def test_damaged_videos_are_decoded_or_refused_but_nothing_else_in_many_threads(media_folder: Path) -> None:
-    rng = random.Random(0)
-    original = (media_folder / "ball.mp4").read_bytes()
-    damaged = []
-    for _ in range(100):
-        data = bytearray(original)
-        for _ in range(rng.choice([1, 5, 50, 300])):
-            data[rng.randrange(12, len(data))] = rng.randrange(256)
-        damaged.append(bytes(data))
-    with ThreadPoolExecutor(4) as threads:
-        outcomes = list(threads.map(_decode_damaged, damaged))
-    assert set(outcomes) == {True, False}

@@ -14,9 +14,10 @@ from aiohttp import web
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.media.fetch import is_public
 from omni_server.media.limits import MediaLimits
-from omni_server.media.source import MediaSource
+from omni_server.media.source import MediaSource, decode_base64
 
 ALL_BYTES = bytes(range(256))
+BASE64 = base64.b64encode(ALL_BYTES).decode()
 SECRET = "the body of an answer"
 LOOPBACK = "127.0.0.1"
 
@@ -54,8 +55,6 @@ class Server:
         match request.path:
             case "/all-bytes":
                 return web.Response(body=ALL_BYTES)
-            case "/empty":
-                return web.Response(body=b"")
             case "/compressed":
                 return web.Response(body=gzip.compress(bytes(1 << 20)), headers={"Content-Encoding": "gzip"})
             case "/headers":
@@ -66,8 +65,6 @@ class Server:
                 left = int(request.query["n"])
                 target = "/all-bytes" if left == 1 else f"/redirect-times?n={left - 1}"
                 return web.Response(status=307, headers={"Location": target})
-            case "/redirect-nowhere":
-                return web.Response(status=301, text=SECRET)
             case "/status":
                 return web.Response(status=int(request.query["code"]), text=SECRET)
             case "/claims-much":
@@ -139,23 +136,19 @@ def lookups(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
 class TestDataUrls:
     @pytest.mark.parametrize(
-        "header", ["", "audio/wav", "audio/wav;rate=16000", "image/png;name=a%20b.png", "AUDIO/X"]
+        ("url", "data"),
+        [
+            (f"data:;base64,{BASE64}", ALL_BYTES),
+            (f"data:audio/wav;rate=16000;base64,{BASE64}", ALL_BYTES),
+            (f"data:image/png;name=a%20b.png;base64,{BASE64}", ALL_BYTES),
+            ("DATA:AUDIO/X;BASE64,QUJD", b"ABC"),
+            (f"data:;base64,{quote(BASE64, safe='')}", ALL_BYTES),
+            (f"data:application/octet-stream,{quote_from_bytes(ALL_BYTES)}", ALL_BYTES),
+            ("data:,a,b", b"a,b"),
+        ],
     )
-    async def test_base64_is_decoded_whatever_the_media_type(self, header: str) -> None:
-        assert await _read(f"data:{header};base64,{base64.b64encode(ALL_BYTES).decode()}") == ALL_BYTES
-
-    async def test_scheme_and_base64_may_be_in_capitals(self) -> None:
-        assert await _read("DATA:;BASE64,QUJD") == b"ABC"
-
-    async def test_base64_may_itself_be_percent_encoded(self) -> None:
-        text = base64.b64encode(ALL_BYTES).decode()
-        assert await _read("data:;base64," + quote(text, safe="")) == ALL_BYTES
-
-    async def test_percent_encoding_is_undone(self) -> None:
-        assert await _read("data:application/octet-stream," + quote_from_bytes(ALL_BYTES)) == ALL_BYTES
-
-    async def test_data_may_hold_commas(self) -> None:
-        assert await _read("data:,a,b") == b"a,b"
+    async def test_all_spellings_are_read(self, url: str, data: bytes) -> None:
+        assert await _read(url) == data
 
     @pytest.mark.parametrize("payload", ["", "QU", "QUI=QUI=", "QUJD*", "%ff%ff", "QUJ%C3%84"])
     async def test_wrong_base64_is_refused(self, payload: str) -> None:
@@ -181,9 +174,6 @@ class TestDataUrls:
 
 
 class TestWhoMayBeAsked:
-    async def test_an_allowed_address_is_read(self, server: Server) -> None:
-        assert await _read(server.url("/all-bytes"), server.at()) == ALL_BYTES
-
     @pytest.mark.parametrize(
         "url",
         [
@@ -438,9 +428,6 @@ class TestRedirects:
         url = server.url(f"/redirect?to={quote('http://media.example/x')}")
         assert (await _refusal(url, server.at(), "media.example"))[0] == "media_not_allowed"
 
-    async def test_a_redirect_to_nowhere_fails(self, server: Server) -> None:
-        assert (await _refusal(server.url("/redirect-nowhere"), server.at()))[0] == "media_fetch_failed"
-
 
 class TestBodies:
     async def test_a_body_of_just_the_limit_is_read(self, server: Server) -> None:
@@ -452,9 +439,6 @@ class TestBodies:
         )
         assert code == "media_too_large"
         assert "255 bytes" in message
-
-    async def test_an_empty_body_is_left_to_the_decoders(self, server: Server) -> None:
-        assert await _read(server.url("/empty"), server.at()) == b""
 
     async def test_an_endless_body_is_cut_off(self, server: Server) -> None:
         limits = MediaLimits(max_bytes=1 << 20)
@@ -480,14 +464,6 @@ class TestBodies:
         refusal = await _refusal(server.url(f"/status?code={status}"), server.at())
         assert refusal == ("media_fetch_failed", "The media URL could not be fetched.")
 
-    async def test_a_status_is_told_to_the_operator(
-        self, server: Server, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level("INFO", "omni_server.media.fetch")
-        await _refusal(server.url("/status?code=418&key=secret"), server.at())
-        told = [record.message for record in caplog.records if record.name == "omni_server.media.fetch"]
-        assert told == ["media from 127.0.0.1: HTTP status 418"]
-
     async def test_a_server_that_is_not_there_cannot_be_fetched(self) -> None:
         with socket.socket() as unused:
             unused.bind((LOOPBACK, 0))
@@ -499,11 +475,6 @@ class TestBodies:
         headers = (await _read(server.url("/headers"), server.at())).decode().lower().split()
         assert set(headers) == {"host", "accept", "accept-encoding", "user-agent", "connection"}
 
-    async def test_many_urls_are_read_at_once(self, server: Server) -> None:
-        source = MediaSource([server.at()], MediaLimits())
-        bodies = await asyncio.gather(*(source.read(server.url("/all-bytes")) for _ in range(20)))
-        assert bodies == [ALL_BYTES] * 20
-
 
 async def test_an_endless_url_is_refused_before_it_is_looked_into() -> None:
     """A host of a million letters in another script kept the event loop for seconds; found by enlarging
@@ -511,3 +482,42 @@ async def test_an_endless_url_is_refused_before_it_is_looked_into() -> None:
     url = f"http://{'あ' * 1_500_000}/"
     assert await _refusal(url) == ("invalid_url", "The media URL is longer than 8192 characters.")
     assert (await _refusal("http://host.example/" + "a" * 8_000))[0] == "media_not_allowed"
+
+
+def test_white_space_in_base64_is_ignored() -> None:
+    assert decode_base64(" " + base64.encodebytes(ALL_BYTES).decode().replace("\n", "\r\n\t")) == ALL_BYTES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " \n",
+        "=",
+        "====",
+        "A",
+        "QUJD=",
+        "QUJD====",
+        "QUI=====",
+        "QUJDQ===",
+        "QUI=QUI=",
+        "QUI",  # padding is missing
+        "QUI==",
+        "QU=I",
+        "QUJDQQ==QUJD",
+        "QUJD!",
+        "QUJD,QUJD",
+        "-_-_",  # the URL alphabet
+        "data:audio/wav;base64,QUJD",
+        "QUJ\u00c4",
+        "QUJ\uff21",
+        "QUJD\u00a0",
+        "QUJD\0",
+    ],
+)
+def test_what_is_no_base64_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        decode_base64(text)
+    assert caught.value.code == "invalid_base64"
+    assert caught.value.param is None
+    assert "base64" in caught.value.message

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -116,11 +116,9 @@ class FakeArStage(FakeEngine):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.streams: list[FakeStream] = []
-        self.messages: list[Sequence[AddressedFeed]] = []
         self.open_error: Exception | None = None
         self.open_gate = asyncio.Event()
         self.open_gate.set()
-        self.feed_error: Exception | None = None
         self.prompts: list[RenderedPrompt | tuple[int, ...]] = []
         self.params: list[SamplingParams] = []
         self.priorities: list[int] = []
@@ -152,9 +150,6 @@ class FakeArStage(FakeEngine):
         return self.streams[-1]
 
     async def feed(self, feeds: Sequence[AddressedFeed]) -> None:
-        if self.feed_error is not None:
-            raise self.feed_error
-        self.messages.append(feeds)
         for engine_id, feed in feeds:
             (stream,) = [stream for stream in self.streams if stream.engine_id == engine_id]
             stream.feeds.append(feed)
@@ -174,8 +169,6 @@ class FakeCode2Wav(FakeEngine):
         self.running = 0
         self.gate = asyncio.Event()
         self.gate.set()
-        self.error: Exception | None = None
-        self.num_missing = 0
         self.sound: npt.NDArray[np.float32] | None = None
         """Of every window, whatever its codes."""
 
@@ -193,11 +186,9 @@ class FakeCode2Wav(FakeEngine):
         self.running += 1
         try:
             await self.gate.wait()
-            if self.error is not None:
-                raise self.error
             if self.sound is not None:
                 return self.sound
-            return sound_of(*token_ids)[self.num_missing :]
+            return sound_of(*token_ids)
         finally:
             self.running -= 1
 
@@ -371,6 +362,12 @@ async def settle() -> None:
 
 async def collected(run: RequestRun) -> list[OmniEvent]:
     return [event async for event in run]
+
+
+def asked(**options: Any) -> tuple[Stages, asyncio.Task[list[OmniEvent]]]:
+    """A request (see `Stages.run`), whose events are collected."""
+    stages = Stages()
+    return stages, asyncio.create_task(collected(stages.run(**options)))
 
 
 def kinds(events: Sequence[OmniEvent]) -> list[str]:

@@ -1,11 +1,8 @@
 """Callers take turns: numbers of requests, and what the stages are given."""
 
 import math
-from dataclasses import replace
 
 from omni_server.orchestrator.caller_turns import CallerTurns, Turn, WindowTurns
-from tests.unit.orchestrator.fake_stages import settle
-from tests.unit.orchestrator.test_orchestrator import Pipeline, request
 
 
 def numbers(turns: list[Turn]) -> list[int]:
@@ -84,17 +81,3 @@ def test_a_window_does_not_pass_the_one_before_it_in_its_stream() -> None:
     first = turns.enter("patient", 1.5, 0.5, not_before=-math.inf)
     second = turns.enter("patient", 1.7, 1.2, not_before=first)
     assert (first, second) == (1.5, 1.5)
-
-
-async def test_stages_are_given_the_number_of_the_turn() -> None:
-    pipeline = Pipeline(speech=False)
-    for request_id, caller in (("a", "busy"), ("b", "busy"), ("c", "patient"), ("d", "busy")):
-        await pipeline.orchestrator.submit(replace(request(request_id, speech=False), caller=caller))
-        await settle()
-    assert pipeline.thinker.priorities == [0, 1, 0, 2]
-    pipeline.thinker.streams[1].send(20, text="a")
-    await settle()
-    await pipeline.orchestrator.submit(replace(request("e", speech=False), caller="new"))
-    await settle()
-    assert pipeline.thinker.priorities[-1] == 1  # the second has begun
-    await pipeline.orchestrator.close()

@@ -11,7 +11,6 @@ from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.errors import CorruptDataError, StageDeadError
 from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.request_timeline import RequestTimeline
-from omni_server.protocol.diffusion import decode_stage_result
 from tests.unit.orchestrator.fake_stages import FakeCode2Wav, settle
 
 TONES = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -40,15 +39,6 @@ class Pair:
             return await self.decoder.run(
                 "a-0", (1, 2), b"window", priority=3, num_streams=1, timeline=timeline
             )
-
-
-async def test_the_result_of_a_stage_and_the_window_are_the_next_ones_input() -> None:
-    pair = Pair()
-    assert np.array_equal(await pair.run(), TONES.sum(axis=1))
-    assert pair.tones.payloads == [b"window"]
-    payload, result = decode_stage_result(pair.mixer.payloads[0])
-    assert payload == b"window"
-    assert np.array_equal(result, TONES)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

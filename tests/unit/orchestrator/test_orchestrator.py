@@ -1,7 +1,6 @@
 """Admission: what is refused, and what a request's settings become."""
 
 import asyncio
-import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +22,6 @@ from omni_server.errors import (
     OmniError,
     OverloadedError,
     StageDeadError,
-    StageDownError,
 )
 from omni_server.family import (
     CodecLayout,
@@ -32,18 +30,12 @@ from omni_server.family import (
     FamilyModel,
     PlaceholderIds,
     Prompt,
-    SourceSpan,
-    TextRows,
 )
 from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.protocol.rows import (
-    REQUEST_KEY,
-    RowsInput,
-    RowsOutput,
     RowsPayload,
     Segment,
     SharedBlock,
-    decode_request,
 )
 from omni_server.types import (
     AudioPart,
@@ -54,11 +46,9 @@ from omni_server.types import (
     ReadAloud,
     SamplingConfig,
     SpeechOutput,
-    StructuredOutput,
     Task,
     TextPart,
     ToolCall,
-    ToolUse,
     VideoPart,
 )
 from omni_server.types.images import ImageFeatures, ImageOutput, ImageSize
@@ -208,76 +198,6 @@ async def test_prompt_tokens_are_counted_by_what_they_stand_for() -> None:
     await run.aclose()
 
 
-async def test_an_ended_request_is_forgotten() -> None:
-    pipeline = Pipeline()
-    run = await pipeline.orchestrator.submit(request())
-    assert pipeline.orchestrator.num_running == 1
-    await run.aclose()
-    assert pipeline.orchestrator.num_running == 0
-    again = await pipeline.orchestrator.submit(request())
-    await settle()
-    assert pipeline.orchestrator.num_running == 1
-    await again.aclose()
-
-
-async def test_a_given_text_is_no_part_of_the_prompt_and_is_not_sampled() -> None:
-    """Whatever the request and the stage config say of the thinker's sampling."""
-    pipeline = Pipeline()
-    speech = SpeechOutput(text="abc")
-    wanted = replace(
-        request(), speech=speech, sampling={"thinker": SamplingConfig(max_tokens=10**6, stop=("b",))}
-    )
-    run = await pipeline.orchestrator.submit(wanted)
-    await settle()
-    assert run.prompt.total == 6
-    assert pipeline.thinker.prompts == [RenderedPrompt((*pipeline.thinker.prompt, *b"abc"), None, "abc", 3)]
-    (params,) = pipeline.thinker.params
-    assert params.max_tokens == 1
-    assert decode_request(params.extra_args[REQUEST_KEY]) == RowsOutput(voice="Ada", num_reply=3)
-    await run.aclose()
-
-
-SPEECH_TEXT = TextRows((5, 6, 7, 8), (SourceSpan(1, 0, 2, has_rows=False),), (3, 4))
-SPEECH_MEDIA = TextRows(
-    (5, -1, 7, 8), (SourceSpan(1, 0, 1, has_rows=False), SourceSpan(2, 1, 1, has_rows=True)), (3, 4)
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [(SPEECH_TEXT, None), (SPEECH_MEDIA, RowsOutput(voice="Bob", spans=SPEECH_MEDIA.spans))],
-)
-async def test_only_rows_of_media_are_asked_for_where_text_goes_as_ids(
-    monkeypatch: pytest.MonkeyPatch, text: TextRows, wanted: RowsOutput | None
-) -> None:
-    asked: list[tuple[str, Sequence[int], str | None]] = []
-
-    def embeddings_prompt(
-        self: FakeFamily, stage: str, source_ids: Sequence[int], *, voice: str | None
-    ) -> EmbeddingsPrompt:
-        asked.append((stage, source_ids, voice))
-        return EmbeddingsPrompt((9,) * 5, 2, text)
-
-    monkeypatch.setattr(FakeFamily, "embeddings_prompt", embeddings_prompt)
-    pipeline = Pipeline()
-    run = await pipeline.orchestrator.submit(request(voice="Bob"))
-    await settle()
-    assert asked == [("talker", pipeline.thinker.prompt, "Bob")]
-    (params,) = pipeline.thinker.params
-    given = params.extra_args.get(REQUEST_KEY)
-    assert (None if given is None else decode_request(given)) == wanted
-    if wanted is not None:
-        sink = pipeline.thinker.stream.row_sink
-        assert sink is not None
-        sink(RowsPayload(6, 0, 4, "float32", SharedBlock(0, 1, 0), (Segment(1, 1, 0),)))
-    pipeline.thinker.stream.send(20, text="a")
-    await settle()
-    assert pipeline.talker.prompts == [(9,) * 5]
-    assert decode_request(pipeline.talker.params[0].extra_args[REQUEST_KEY]) == RowsInput(num_replaced=2)
-    assert pipeline.talker.stream.feeds[-1].text[-1].token_ids[-1] == 20
-    await run.aclose()
-
-
 async def test_text_that_cannot_fit_is_refused_before_it_is_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     """All texts of all messages, calls included."""
     rendered: list[tuple[ChatMessage, ...]] = []
@@ -322,11 +242,6 @@ async def test_a_heard_video_is_refused_by_a_model_that_hears_none() -> None:
     await (await pipeline.orchestrator.submit(silent)).aclose()
 
 
-def test_a_task_is_put_to_the_model_in_the_familys_words() -> None:
-    (message,) = Pipeline().orchestrator.task_messages(ReadAloud("this"))
-    assert message.content == (TextPart("read this"),)
-
-
 async def test_two_requests_cannot_have_one_id_even_when_both_are_being_admitted() -> None:
     pipeline = Pipeline()
     pipeline.thinker.gate.clear()
@@ -366,44 +281,12 @@ async def test_a_deadline_counts_from_when_the_request_began() -> None:
     assert pipeline.orchestrator.num_running == 0
 
 
-def go_down(pipeline: Pipeline, stage: str) -> None:
-    stages: list[FakeEntry | FakeCode2Wav] = [pipeline.thinker, pipeline.talker, pipeline.code2wav]
-    next(one for one in stages if one.name == stage).life.went_down("its engine process was killed (SIGKILL)")
-
-
-@pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
-async def test_no_speech_is_admitted_while_a_stage_is_down(stage: str) -> None:
-    pipeline = Pipeline()
-    go_down(pipeline, stage)
-    down = pipeline.orchestrator.stage_down()
-    assert down is not None
-    assert (down.stage, down.code) == (stage, f"{stage}_down")
-    with pytest.raises(StageDownError, match=stage):
-        await pipeline.orchestrator.submit(request())
-    assert pipeline.thinker.rendered == []
-
-
-@pytest.mark.parametrize("stage", ["talker", "code2wav"])
-async def test_text_is_admitted_while_a_stage_behind_the_thinker_is_down(stage: str) -> None:
-    pipeline = Pipeline()
-    go_down(pipeline, stage)
-    run = await pipeline.orchestrator.submit(replace(request(), speech=None))
-    await run.aclose()
-
-
-async def test_no_text_is_admitted_while_the_thinker_is_down() -> None:
-    pipeline = Pipeline()
-    go_down(pipeline, "thinker")
-    with pytest.raises(StageDownError, match="thinker"):
-        await pipeline.orchestrator.submit(replace(request(), speech=None))
-
-
 async def test_request_whose_prompt_is_being_read_fails_at_once_when_the_thinker_dies() -> None:
     pipeline = Pipeline()
     pipeline.thinker.gate.clear()
     submitting = asyncio.create_task(pipeline.orchestrator.submit(request()))
     await settle()
-    go_down(pipeline, "thinker")
+    pipeline.thinker.life.went_down("its engine process was killed (SIGKILL)")
     with pytest.raises(StageDeadError, match="SIGKILL"):
         await asyncio.wait_for(submitting, 5)
     assert pipeline.orchestrator.num_running == 0
@@ -446,23 +329,6 @@ async def test_a_prompt_that_is_refused_after_rendering_reaches_no_stage(
         await pipeline.orchestrator.submit(replace(request(), sampling=sampling))
     assert not pipeline.thinker.prompts
     assert pipeline.orchestrator.num_running == 0
-
-
-async def test_an_unknown_voice_is_refused_and_the_known_ones_are_named() -> None:
-    with pytest.raises(InvalidRequestError, match="'Eve' is unknown; voices are Ada, Bob") as error:
-        await Pipeline().orchestrator.submit(request(voice="Eve"))
-    assert error.value.param == "audio.voice"
-
-
-async def test_speech_is_refused_where_there_is_no_talker() -> None:
-    with pytest.raises(InvalidRequestError, match="without speech") as error:
-        await Pipeline(speech=False).orchestrator.submit(request())
-    assert error.value.param == "modalities"
-
-
-async def test_sampling_of_an_unknown_stage_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match=r"no stage 'singer'.*thinker, talker"):
-        await Pipeline().orchestrator.submit(replace(request(), sampling={"singer": SamplingConfig()}))
 
 
 @pytest.mark.parametrize(
@@ -517,30 +383,9 @@ async def test_a_prompt_that_can_be_shortened_must_leave_room_for_the_default_li
     await (await pipeline.orchestrator.submit(long)).aclose()
 
 
-@pytest.mark.parametrize("stage", ["thinker", "talker"])
-async def test_more_tokens_than_the_default_limit_must_not_be_asked_for_without_another_limit(
-    stage: str,
-) -> None:
-    defaults = SamplingDefaults(max_tokens=9)
-    pipeline = Pipeline(thinker_defaults=defaults, talker_defaults=defaults)
-    with pytest.raises(InvalidRequestError, match="min_tokens"):
-        await pipeline.orchestrator.submit(
-            replace(request(), sampling={stage: SamplingConfig(min_tokens=10)})
-        )
-    assert pipeline.orchestrator.num_running == 0
-
-
 async def test_with_room_enough_the_stage_configs_limit_holds() -> None:
     pipeline = Pipeline(talker_defaults=SamplingDefaults(max_tokens=11))
     assert [params.max_tokens for params in await sampling_of(pipeline, request())] == [9, 11]
-
-
-async def test_a_prompt_that_leaves_no_room_is_refused_by_its_messages() -> None:
-    pipeline = Pipeline()
-    pipeline.thinker.prompt = (10,) * MAX_MODEL_LEN
-    with pytest.raises(InvalidRequestError) as error:
-        await pipeline.orchestrator.submit(request(speech=False))
-    assert (error.value.code, error.value.param) == ("context_length_exceeded", "messages")
 
 
 async def test_a_prompt_that_fills_the_talkers_context_is_refused() -> None:
@@ -549,49 +394,3 @@ async def test_a_prompt_that_fills_the_talkers_context_is_refused() -> None:
     with pytest.raises(InvalidRequestError) as error:
         await pipeline.orchestrator.submit(request())
     assert error.value.code == "context_length_exceeded"
-
-
-async def test_zero_tokens_of_speech_are_refused_rather_than_taken_for_no_limit() -> None:
-    with pytest.raises(InvalidRequestError, match="talker"):
-        await Pipeline().orchestrator.submit(
-            replace(request(), sampling={"talker": SamplingConfig(max_tokens=0)})
-        )
-
-
-TOOL = FunctionTool("look", "{}", '{"type": "object"}')
-USE = ToolUse((TOOL,), frozenset({"look"}))
-
-
-async def test_tools_are_in_the_prompt_and_a_free_model_is_not_constrained() -> None:
-    pipeline = Pipeline()
-    run = await pipeline.orchestrator.submit(replace(request(speech=False), tools=USE))
-    assert [prompt.text for prompt in pipeline.thinker.rendered] == ["look"]
-    ((params, param),) = pipeline.thinker.checked
-    assert (params.structured_outputs, param) == (None, None)
-    await run.aclose()
-
-
-async def test_a_required_call_constrains_the_thinker() -> None:
-    pipeline = Pipeline()
-    run = await pipeline.orchestrator.submit(
-        replace(request(speech=False), tools=replace(USE, is_required=True))
-    )
-    ((params, param),) = pipeline.thinker.checked
-    assert params.structured_outputs is not None
-    tag = json.loads(str(params.structured_outputs.structural_tag))
-    assert tag["format"]["tags"][0]["begin"].startswith("<tool_call>")
-    assert param == "tools"
-    await run.aclose()
-
-
-async def test_what_the_engine_would_refuse_is_refused_before_the_prompt_is_read() -> None:
-    pipeline = Pipeline()
-    pipeline.thinker.refusal = InvalidRequestError("no such type", param="response_format")
-    schema = StructuredOutput("json", '{"type": "foo"}', "response_format")
-    with pytest.raises(InvalidRequestError, match="no such type"):
-        await pipeline.orchestrator.submit(replace(request(speech=False), structured_output=schema))
-    ((params, param),) = pipeline.thinker.checked
-    assert params.structured_outputs is not None
-    assert (params.structured_outputs.json, param) == ('{"type": "foo"}', "response_format")
-    assert pipeline.thinker.rendered == []
-    assert pipeline.orchestrator.num_running == 0

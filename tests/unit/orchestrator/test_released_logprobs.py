@@ -10,15 +10,8 @@ def token(utf8: bytes) -> SampledToken:
     return SampledToken(TokenLogprob(utf8.decode(errors="replace"), utf8, -1.0), ())
 
 
-A, B, SPECIAL = token(b"ab"), token(b"cd"), token(b"")
+A, B = token(b"ab"), token(b"cd")
 WAVE = "👋".encode()
-
-
-def test_tokens_leave_with_their_text() -> None:
-    released = ReleasedLogprobs()
-    assert released.push([A], "ab") == (A,)
-    assert released.push([B], "cd") == (B,)
-    assert released.rest() == ()
 
 
 def test_tokens_wait_for_text_that_may_be_a_stop_string() -> None:
@@ -26,17 +19,6 @@ def test_tokens_wait_for_text_that_may_be_a_stop_string() -> None:
     assert released.push([A, B], "a") == ()
     assert released.push([], "b") == (A,)
     assert released.push([], "cd") == (B,)
-
-
-def test_pieces_of_a_character_leave_when_it_is_complete() -> None:
-    released = ReleasedLogprobs()
-    first, last = token(WAVE[:3]), token(WAVE[3:])
-    assert released.push([first], "") == ()
-    assert released.push([last], "👋") == (first, last)
-
-
-def test_a_special_token_takes_no_text() -> None:
-    assert ReleasedLogprobs().push([A, SPECIAL], "ab") == (A, SPECIAL)
 
 
 def test_what_waits_at_the_end_can_be_had() -> None:

@@ -121,30 +121,6 @@ def _names(stage: str, count: int) -> list[str]:
 # -- which engine
 
 
-async def test_requests_at_once_are_spread_evenly_and_equal_engines_take_turns() -> None:
-    replicas = Replicas(thinkers=2)
-    requests = [await replicas.speak() for _ in range(4)]
-    assert replicas.loads() == [[2, 2], [0, 0], [0, 0]], "nobody needs a talker yet"
-    for one in requests:
-        await one.send_rows()
-    assert replicas.loads() == [[2, 2], [2, 2], [0, 0]]
-    for talker in replicas.talkers:
-        for stream in talker.streams:
-            stream.send(11, 12)
-    await settle()
-    assert replicas.loads() == [[2, 2], [2, 2], [2, 2]]
-    for one in requests:
-        await one.end()
-    assert replicas.loads() == [[0, 0], [0, 0], [0, 0]]
-
-
-async def test_one_request_after_the_other_goes_to_each_engine_in_turn() -> None:
-    replicas = Replicas(thinkers=3)
-    for _ in range(6):
-        await (await replicas.speak()).end()
-    assert [len(one.streams) for one in replicas.thinkers] == [2, 2, 2]
-
-
 async def test_a_new_request_goes_to_the_engine_with_the_fewest_whose_turn_it_is_not() -> None:
     replicas = Replicas()
     requests = [await replicas.speak() for _ in range(3)]
@@ -181,15 +157,6 @@ async def test_a_request_stays_with_its_engines_to_its_end() -> None:
         found = {stage: times.replica for stage, times in finished.times.items()}
         assert found == {"thinker": None, "talker": number, "code2wav": number}
     assert replicas.loads() == [[0], [0, 0], [0, 0]]
-
-
-async def test_an_engine_is_left_when_its_part_is_done() -> None:
-    replicas = Replicas()
-    one = await replicas.speak()
-    await one.send_rows()
-    await one.write()
-    assert replicas.loads() == [[0], [1, 0], [0, 0]]
-    await one.end()
 
 
 async def test_a_warm_up_goes_through_the_engine_that_it_is_for() -> None:
@@ -230,50 +197,6 @@ async def test_a_dead_engine_fails_its_own_requests_and_others_take_the_next() -
     assert not second.events.done()
     for one in (second, third, fourth):
         await one.end()
-
-
-@pytest.mark.parametrize("stage", ["talker", "code2wav"])
-async def test_an_engine_that_dies_before_it_is_needed_fails_nothing(stage: str) -> None:
-    replicas = Replicas()
-    one = await replicas.speak()
-    for engine in replicas.talkers[:1] if stage == "talker" else replicas.decoders[:1]:
-        engine.life.went_down("its engine process was killed")
-    await one.send_rows()
-    await one.write()
-    (talker,) = (talker for talker in replicas.talkers if talker.streams)
-    talker.stream.send(11, 12, STOP, finish="stop")
-    assert kinds(await asyncio.wait_for(one.events, 5))[-1] == "Finished"
-
-
-async def test_a_thinker_that_dies_while_it_reads_a_prompt_fails_that_request_alone() -> None:
-    replicas = Replicas(thinkers=2)
-    replicas.thinkers[0].gate.clear()
-    reading = asyncio.create_task(replicas.orchestrator.submit(request("slow")))
-    await settle()
-    other = await replicas.speak()
-    replicas.thinkers[0].life.went_down("its engine process was killed")
-    with pytest.raises(StageDeadError, match="thinker/0"):
-        await asyncio.wait_for(reading, 5)
-    assert replicas.loads()[0] == [0, 1]
-    assert not other.events.done()
-    await other.end()
-
-
-async def test_a_decoder_that_dies_in_a_window_fails_only_its_streams() -> None:
-    replicas = Replicas()
-    requests = [await replicas.speak() for _ in range(2)]
-    for decoder in replicas.decoders:
-        decoder.gate.clear()
-    for one, talker in zip(requests, replicas.talkers, strict=True):
-        await one.send_rows()
-        await one.write()
-        talker.stream.send(11, 12, STOP, finish="stop")
-        await settle()
-    replicas.decoders[1].life.went_down("its engine process was killed")
-    with pytest.raises(StageDeadError, match="code2wav/1"):
-        await asyncio.wait_for(requests[1].events, 5)
-    replicas.decoders[0].gate.set()
-    assert kinds(await asyncio.wait_for(requests[0].events, 5))[-1] == "Finished"
 
 
 async def test_a_stage_is_down_when_no_engine_of_it_is_up() -> None:

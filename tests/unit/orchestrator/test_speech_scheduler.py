@@ -9,17 +9,12 @@ from itertools import count
 import pytest
 
 from omni_server.config.chunk_plan import BusyChunks, ChunkPlan, PacingConfig
-from omni_server.family import CodecLayout
 from omni_server.orchestrator.speech_scheduler import (
-    MAX_OUTLIER_RATIO,
     MIN_RECHECK_S,
-    NUM_DEVIATIONS,
-    CodecRateEstimator,
     ComingStreams,
     LeadLimiter,
     PlayoutBuffer,
     SpeechScheduler,
-    TurnaroundEstimator,
     WindowRamp,
 )
 from omni_server.types import SAMPLE_RATE_HZ
@@ -32,7 +27,7 @@ from tests.unit.orchestrator.simulated_speech import (
     Utterance,
     is_whole,
 )
-from tests.unit.orchestrator.virtual_time import clock, run
+from tests.unit.orchestrator.virtual_time import clock, in_virtual_time, run
 
 BLOCK = LAYOUT.frames_per_block
 
@@ -61,14 +56,6 @@ def test_a_ramp_says_what_the_edge_does(
     assert number > 5
     *_, last = edge.finish()
     assert last.num_computed <= windows.computed_frames(number)
-
-
-def test_rate_and_blocks_of_a_stream_are_the_familys() -> None:
-    """Frames of 80 ms in blocks of three, at 16 kHz."""
-    layout = CodecLayout(3, 1280, 16_000)
-    windows = WindowRamp(ChunkPlan(future_blocks=0), layout, (1, 2))
-    assert [windows.start_s(number) for number in range(4)] == pytest.approx([0, 0.24, 0.72, 1.2])
-    assert [windows.needed_frames(number) for number in range(3)] == [3, 9, 15]
 
 
 PLAN = ChunkPlan(
@@ -108,30 +95,23 @@ def test_without_windows_for_busy_times_all_are_cut_alike() -> None:
     assert run(lambda: cut_among(3, plan)) == run(lambda: cut_among(1, plan)) == [1, 2, 2, 2, 2, 2, 1]
 
 
-def test_in_one_pass_there_is_nothing_to_cut() -> None:
-    plan = ChunkPlan(mode="whole", busy=(BusyChunks(min_streams=2, new_blocks=(4,)),))
-    assert run(lambda: cut_among(3, plan)) == [12]
-
-
-def test_who_has_no_credit_and_waits_does_not_count_among_many() -> None:
-    async def work() -> None:
-        plan = PLAN.model_copy(update={"pacing": PacingConfig(max_work_ahead_s=1.0)})
-        simulation = Simulation(SimulatedCode2Wav(step_s=0.1), plan.pacing, plan)
-        names = [f"long{number}" for number in range(4)]
-        tasks = [asyncio.create_task(simulation.speak(name, 100 * NUM_CODES)) for name in names]
-        await asyncio.sleep(0.05)
-        assert simulation.scheduler.num_streams == 4
-        await asyncio.sleep(20.0)
-        assert simulation.scheduler.num_streams == 2  # who fill up code2wav's next steps
-        simulation.code2wav.calls.clear()
-        await simulation.speak("new", 24, code_s=0.001)
-        told = [call.num_streams for call in simulation.code2wav.calls if call.window_id.startswith("new-")]
-        assert told
-        assert set(told) <= {2, 3}
-        for task in tasks:
-            task.cancel()
-
-    run(work)
+@in_virtual_time
+async def test_who_has_no_credit_and_waits_does_not_count_among_many() -> None:
+    plan = PLAN.model_copy(update={"pacing": PacingConfig(max_work_ahead_s=1.0)})
+    simulation = Simulation(SimulatedCode2Wav(step_s=0.1), plan.pacing, plan)
+    names = [f"long{number}" for number in range(4)]
+    tasks = [asyncio.create_task(simulation.speak(name, 100 * NUM_CODES)) for name in names]
+    await asyncio.sleep(0.05)
+    assert simulation.scheduler.num_streams == 4
+    await asyncio.sleep(20.0)
+    assert simulation.scheduler.num_streams == 2  # who fill up code2wav's next steps
+    simulation.code2wav.calls.clear()
+    await simulation.speak("new", 24, code_s=0.001)
+    told = [call.num_streams for call in simulation.code2wav.calls if call.window_id.startswith("new-")]
+    assert told
+    assert set(told) <= {2, 3}
+    for task in tasks:
+        task.cancel()
 
 
 def test_streams_without_a_frame_count_in_equal_parts_for_each_decoder() -> None:
@@ -146,100 +126,23 @@ def test_streams_without_a_frame_count_in_equal_parts_for_each_decoder() -> None
     assert (first.num_streams, second.num_streams) == (0, 0)
 
 
-def test_a_stream_that_has_been_cut_keeps_its_ramp_when_others_come() -> None:
-    async def work() -> None:
-        simulation = Simulation(SimulatedCode2Wav(), plan=PLAN)
-        first = simulation.utterance("first")
-        tasks = [asyncio.create_task(first.output.run())]
-        first.output.push([(code,) for code in range(24)])
-        for number in range(4):
-            other = simulation.utterance(f"other{number}")
-            tasks.append(asyncio.create_task(other.output.run()))
-        await asyncio.sleep(0)
-        first.output.push([(code,) for code in range(24, NUM_CODES)])
-        first.output.finish()
-        await tasks[0]
-        assert is_whole(first, NUM_CODES)
-        assert [call.window_id for call in simulation.code2wav.calls] == [f"first-{n}" for n in range(7)]
-        for task in tasks[1:]:
-            task.cancel()
-
-    run(work)
-
-
-# -- what is expected of code2wav and the talker
-
-
-def test_a_turnaround_is_expected_to_be_what_it_was() -> None:
-    turnaround = TurnaroundEstimator()
-    assert turnaround.expected_s(24) == 0
-    for _ in range(5):
-        turnaround.learn(24, 0.1, now=1.0)
-    assert turnaround.expected_s(24) == pytest.approx(0.1)
-    assert turnaround.expected_s(240) == pytest.approx(0.1), "nothing is known of larger ones"
-
-
-def test_larger_windows_are_expected_to_take_longer_where_they_did() -> None:
-    turnaround = TurnaroundEstimator()
-    for _ in range(50):
-        for num_codes in (24, 36, 60):
-            turnaround.learn(num_codes, 0.02 + 0.001 * num_codes, now=1.0)
-    assert turnaround.expected_s(24) == pytest.approx(0.044, abs=0.002)
-    assert turnaround.expected_s(108) == pytest.approx(0.128, abs=0.004)
-
-
-def test_the_margin_covers_how_much_turnarounds_vary() -> None:
-    turnaround = TurnaroundEstimator()
-    for number in range(200):
-        turnaround.learn(24, 0.2 if number % 2 else 0.1, now=1.0)
-    mean_s, deviation_s = 0.15, 0.05
-    assert turnaround.expected_s(24) == pytest.approx(mean_s, abs=0.005)
-    assert turnaround.margin_s == pytest.approx(NUM_DEVIATIONS * deviation_s, abs=0.005)
-
-
-def test_first_windows_that_take_longer_than_later_ones_add_no_margin() -> None:
-    turnaround = TurnaroundEstimator()
-    for _ in range(50):
-        turnaround.learn(24, 0.25, now=1.0, is_first=True)
-        for _ in range(4):
-            turnaround.learn(24, 0.17, now=1.0)
-    assert turnaround.margin_s < NUM_DEVIATIONS * 0.03
-    assert turnaround.expected_s(24) == pytest.approx(0.186, abs=0.01)
-
-
-def test_a_first_window_that_took_long_is_soon_outweighed() -> None:
-    """As the first one does after a restart."""
-    estimator = TurnaroundEstimator()
-    estimator.learn(24, 2.0, 10.0)
-    for number in range(19):
-        estimator.learn(24, 0.05, 12.0 + number / 10)
-    assert estimator.expected_s(24) < 0.15
-    assert estimator.margin_s < NUM_DEVIATIONS * 0.26
-
-
-def test_blocks_are_expected_to_take_what_they_took_at_their_place() -> None:
-    rates = CodecRateEstimator()
-    assert rates.expected_s(1, 5) == 0
-    for block, seconds in enumerate([0.2, 0.2, 0.1, 0.05], 1):
-        rates.learn(block, seconds)
-    assert rates.expected_s(2, 5) == pytest.approx(0.35)
-    assert rates.expected_s(2, 4.5) == pytest.approx(0.325), "half a block less"
-    assert rates.expected_s(2.5, 5) == pytest.approx(0.25), "half of one is there"
-    assert rates.expected_s(2, 7) == pytest.approx(0.45), "as the last one known"
-
-
-def test_rates_follow_the_last_streams() -> None:
-    rates = CodecRateEstimator()
-    for seconds in [0.25] * 3 + [0.1] * 30:
-        rates.learn(1, seconds)
-    assert rates.expected_s(1, 2) == pytest.approx(0.1, rel=0.02)
-
-
-def test_a_talker_that_was_kept_waiting_says_little_of_the_next_stream() -> None:
-    rates = CodecRateEstimator()
-    for seconds in [0.1] * 10 + [10.0]:
-        rates.learn(1, seconds)
-    assert 0.1 < rates.expected_s(1, 2) <= 0.1 * (1 + MAX_OUTLIER_RATIO) / 2
+@in_virtual_time
+async def test_a_stream_that_has_been_cut_keeps_its_ramp_when_others_come() -> None:
+    simulation = Simulation(SimulatedCode2Wav(), plan=PLAN)
+    first = simulation.utterance("first")
+    tasks = [asyncio.create_task(first.output.run())]
+    first.output.push([(code,) for code in range(24)])
+    for number in range(4):
+        other = simulation.utterance(f"other{number}")
+        tasks.append(asyncio.create_task(other.output.run()))
+    await asyncio.sleep(0)
+    first.output.push([(code,) for code in range(24, NUM_CODES)])
+    first.output.finish()
+    await tasks[0]
+    assert is_whole(first, NUM_CODES)
+    assert [call.window_id for call in simulation.code2wav.calls] == [f"first-{n}" for n in range(7)]
+    for task in tasks[1:]:
+        task.cancel()
 
 
 # -- when playback begins
@@ -272,166 +175,58 @@ def new_scheduler(max_start_delay_s: float = 2.0) -> SpeechScheduler:
     return SpeechScheduler(PLAYED.model_copy(update={"pacing": pacing}), LAYOUT, ComingStreams(), clock=clock)
 
 
-def test_a_stream_is_heard_at_once_where_all_is_fast() -> None:
-    async def work() -> None:
-        with ExitStack() as stack:
-            stream = Listener(new_scheduler(), stack)
-            await stream.talk(0.1, 0.1)
-            stream.window()
-            await asyncio.sleep(0.001)
-            assert stream.heard_at == [0.2]
-
-    run(work)
-
-
-def test_what_a_warm_up_took_holds_no_stream() -> None:
-    async def work() -> None:
-        with ExitStack() as stack:
-            scheduler = new_scheduler()
-            first, stream = Listener(scheduler, stack), Listener(scheduler, stack)
-            await first.talk(3.0, 3.0)
-            first.buffer.window_sent()
-            await asyncio.sleep(0.9)
-            first.buffer.window_back(24)
-            first.buffer.finish()
-            scheduler.forget()
-            await stream.talk(0.1, 0.1)
-            came_back_at = clock()
-            stream.window()
-            await asyncio.sleep(0.001)
-            assert stream.heard_at == [came_back_at]
-
-    run(work)
+@in_virtual_time
+async def test_what_a_warm_up_took_holds_no_stream() -> None:
+    with ExitStack() as stack:
+        scheduler = new_scheduler()
+        first, stream = Listener(scheduler, stack), Listener(scheduler, stack)
+        await first.talk(3.0, 3.0)
+        first.buffer.window_sent()
+        await asyncio.sleep(0.9)
+        first.buffer.window_back(24)
+        first.buffer.finish()
+        scheduler.forget()
+        await stream.talk(0.1, 0.1)
+        came_back_at = clock()
+        stream.window()
+        await asyncio.sleep(0.001)
+        assert stream.heard_at == [came_back_at]
 
 
-def test_a_talker_slower_than_speech_holds_its_own_stream_and_no_other() -> None:
-    async def work() -> None:
-        with ExitStack() as stack:
-            scheduler = new_scheduler()
-            slow, fast = Listener(scheduler, stack), Listener(scheduler, stack)
-            await slow.talk(0.5, 0.5)
-            slow.window()
-            fast.buffer.push(BLOCK * 16)
-            fast.window()
-            await asyncio.sleep(0.001)
-            assert (slow.heard_at, fast.heard_at) == ([], [1.0])
-            await asyncio.sleep(10.0)
-            assert slow.heard_at == [3.0], "no longer than the limit"
-
-    run(work)
+@in_virtual_time
+async def test_a_talker_slower_than_speech_holds_its_own_stream_and_no_other() -> None:
+    with ExitStack() as stack:
+        scheduler = new_scheduler()
+        slow, fast = Listener(scheduler, stack), Listener(scheduler, stack)
+        await slow.talk(0.5, 0.5)
+        slow.window()
+        fast.buffer.push(BLOCK * 16)
+        fast.window()
+        await asyncio.sleep(0.001)
+        assert (slow.heard_at, fast.heard_at) == ([], [1.0])
+        await asyncio.sleep(10.0)
+        assert slow.heard_at == [3.0], "no longer than the limit"
 
 
-def test_a_held_stream_is_not_looked_at_all_the_time() -> None:
-    """What it waits for stays 10 ms away, as long as its next window is not sent."""
-    looks: set[float] = set()
-
-    def watched() -> float:
-        looks.add(clock())
-        return clock()
-
-    async def work() -> None:
-        with ExitStack() as stack:
-            stream = Listener(SpeechScheduler(PLAYED, LAYOUT, ComingStreams(), clock=watched), stack)
+@in_virtual_time
+async def test_all_whose_windows_come_back_together_are_heard_together_where_all_is_fast() -> None:
+    with ExitStack() as stack:
+        scheduler = new_scheduler()
+        streams = [Listener(scheduler, stack) for _ in range(30)]
+        await asyncio.sleep(0.1)
+        for stream in streams:
             stream.buffer.push(BLOCK * 20)
             stream.buffer.finish()
             stream.buffer.window_sent()
-            await asyncio.sleep(0.25)
+        await asyncio.sleep(0.01)
+        for stream in streams:
             stream.buffer.window_back(24)
-            looks.clear()
-            await asyncio.sleep(1.0)
-            assert stream.heard_at == []
-            assert 5 < len(looks) <= 1.0 / MIN_RECHECK_S + 1
-
-    run(work)
+        await asyncio.sleep(0.2)
+        assert len(streams) == sum(len(stream.heard_at) for stream in streams)
 
 
-def test_a_stream_is_held_until_its_next_window_is_expected_in_time() -> None:
-    """Two more blocks at the rate of those before: 5 ms after the first one has been played."""
-
-    async def work() -> None:
-        with ExitStack() as stack:
-            stream = Listener(new_scheduler(), stack)
-            await stream.talk(*[(0.24 + 0.005) / 2] * 2)
-            came_back_at = clock()
-            stream.window()
-            await asyncio.sleep(0.1)
-            [heard_at] = stream.heard_at
-            assert 0.005 <= heard_at - came_back_at <= MIN_RECHECK_S + 0.001
-
-    run(work)
-
-
-def test_a_slow_code2wav_holds_a_stream_until_the_buffer_covers_the_turnaround() -> None:
-    async def work() -> None:
-        with ExitStack() as stack:
-            scheduler = new_scheduler()
-            other, stream = Listener(scheduler, stack, has_ramp=False), Listener(scheduler, stack)
-            for _ in range(5):
-                other.buffer.window_sent()
-                await asyncio.sleep(0.4)
-                other.buffer.window_back(36)
-            stream.buffer.push(BLOCK * 4)
-            stream.buffer.finish()
-            stream.buffer.window_sent()
-            await asyncio.sleep(0.4)
-            stream.buffer.window_back(24)
-            sent_at = clock()
-            stream.buffer.window_sent()
-            await asyncio.sleep(0.3)
-            # The second window begins 0.24 s behind the first, and the third 0.72 s.
-            assert stream.heard_at == [pytest.approx(sent_at + 0.4 - 0.24, abs=MIN_RECHECK_S + 0.001)]
-
-    run(work)
-
-
-def test_all_whose_windows_come_back_together_are_heard_together_where_all_is_fast() -> None:
-    async def work() -> None:
-        with ExitStack() as stack:
-            scheduler = new_scheduler()
-            streams = [Listener(scheduler, stack) for _ in range(30)]
-            await asyncio.sleep(0.1)
-            for stream in streams:
-                stream.buffer.push(BLOCK * 20)
-                stream.buffer.finish()
-                stream.buffer.window_sent()
-            await asyncio.sleep(0.01)
-            for stream in streams:
-                stream.buffer.window_back(24)
-            await asyncio.sleep(0.2)
-            assert len(streams) == sum(len(stream.heard_at) for stream in streams)
-
-    run(work)
-
-
-def test_a_stream_that_ends_while_it_is_held_is_forgotten() -> None:
-    async def work() -> None:
-        scheduler = new_scheduler()
-        with ExitStack() as stack:
-            stream = Listener(scheduler, stack)
-            await stream.talk(0.5, 0.5)
-            stream.window()
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(10.0)
-        assert stream.heard_at == []
-
-    run(work)
-
-
-def test_nothing_is_held_with_no_delay_allowed_and_without_windows_before_the_end() -> None:
-    async def work() -> None:
-        for scheduler, has_ramp in ((new_scheduler(0.0), True), (new_scheduler(), False)):
-            with ExitStack() as stack:
-                stream = Listener(scheduler, stack, has_ramp=has_ramp)
-                began = clock()
-                await stream.talk(0.5, 0.5)
-                stream.window()
-                await asyncio.sleep(0.001)
-                assert stream.heard_at == [began + 1.0]
-
-    run(work)
-
-
-def test_a_talker_that_goes_on_faster_after_its_text_is_not_waited_for() -> None:
+@in_virtual_time
+async def test_a_talker_that_goes_on_faster_after_its_text_is_not_waited_for() -> None:
     """Each stream's first four blocks come more slowly than speech, and the others at once. The first to be
     held shows that it need not have been."""
 
@@ -448,66 +243,24 @@ def test_a_talker_that_goes_on_faster_after_its_text_is_not_waited_for() -> None
             await asyncio.sleep(10.0)
             return stream.heard_at[0] - began
 
-    async def work() -> None:
-        scheduler = new_scheduler()
-        *_, last = [await speak(scheduler) for _ in range(30)]
-        # The second window has its codes after 1.2 s and is played 0.24 s behind the first.
-        assert last == pytest.approx(1.2 - 0.24, abs=MIN_RECHECK_S + 0.001)
-
-    run(work)
+    scheduler = new_scheduler()
+    *_, last = [await speak(scheduler) for _ in range(30)]
+    # The second window has its codes after 1.2 s and is played 0.24 s behind the first.
+    assert last == pytest.approx(1.2 - 0.24, abs=MIN_RECHECK_S + 0.001)
 
 
-def test_a_talker_that_has_stopped_is_not_taken_for_one_that_is_done() -> None:
+@in_virtual_time
+async def test_a_talker_that_has_stopped_is_not_taken_for_one_that_is_done() -> None:
     """It would have been heard after 0.96 s, had there been more codes by then."""
-
-    async def work() -> None:
-        with ExitStack() as stack:
-            scheduler = new_scheduler()
-            stalled = Listener(scheduler, stack)
-            await stalled.talk(0.30, 0.30)
-            stalled.window()
-            await asyncio.sleep(0.1)
-            assert stalled.heard_at == []
-            await asyncio.sleep(5.0)
-            assert stalled.heard_at == [pytest.approx(2.6)], "no longer than the limit"
-
-    run(work)
-
-
-def test_the_last_window_of_a_stream_takes_also_what_it_would_have_waited_for() -> None:
-    async def work() -> None:
-        with ExitStack() as stack:
-            buffer = Listener(new_scheduler(), stack).buffer
-            assert buffer.ramp is not None
-            buffer.push(buffer.ramp.needed_frames(1) - 1)
-            assert [buffer.has_window(number) for number in range(4)] == [True] * 4
-            buffer.finish()
-            assert buffer.ramp.first_frame(2) < buffer.ramp.needed_frames(1) - 1
-            assert [buffer.has_window(number) for number in range(4)] == [True, True, False, False]
-            buffer.push(1)
-            assert [buffer.has_window(number) for number in range(4)] == [True, True, True, False]
-
-    run(work)
-
-
-@pytest.mark.parametrize("code_s", [0.024, 0.030])
-def test_where_speech_is_made_more_slowly_than_it_is_played_it_waits_for_as_much_as_is_missing(
-    code_s: float,
-) -> None:
-    """Streams of 10 s, of which each takes 12 or 15 s to make: playback begins late enough to have no gap,
-    and the limit is 10 s."""
-
-    async def work() -> None:
-        simulation = Simulation(
-            SimulatedCode2Wav(step_s=0.05, code_s=0.002), PacingConfig(max_start_delay_s=10)
-        )
-        utterances = [await simulation.speak(f"u{number}", 500, code_s=code_s) for number in range(3)]
-        for utterance in utterances[1:]:
-            assert utterance.stall_s <= 1e-6
-            # The last window waits for the codes of nine blocks.
-            assert utterance.first_audio_s <= 500 * (code_s - 0.020) + 9 * BLOCK * code_s + 0.5
-
-    run(work)
+    with ExitStack() as stack:
+        scheduler = new_scheduler()
+        stalled = Listener(scheduler, stack)
+        await stalled.talk(0.30, 0.30)
+        stalled.window()
+        await asyncio.sleep(0.1)
+        assert stalled.heard_at == []
+        await asyncio.sleep(5.0)
+        assert stalled.heard_at == [pytest.approx(2.6)], "no longer than the limit"
 
 
 REAL_TIME_FACTOR = 0.7
@@ -532,49 +285,41 @@ async def speak_beside_full_load(simulation: Simulation, *num_codes: int) -> lis
 
 
 @pytest.mark.parametrize("has_history", [False, True])
-def test_beside_full_load_a_stream_slower_than_real_time_waits_for_what_is_missing_and_has_no_gap(
+@in_virtual_time
+async def test_beside_full_load_a_stream_slower_than_real_time_waits_for_what_is_missing_and_has_no_gap(
     *, has_history: bool
 ) -> None:
-    async def work() -> None:
-        simulation = Simulation(SimulatedCode2Wav(step_s=0.05, code_s=0.001))
-        *_, utterance = await speak_beside_full_load(simulation, *[250] * (5 if has_history else 1))
-        assert utterance.stall_s <= 1e-6
-        missing_s = 5.0 / REAL_TIME_FACTOR - 5.0
-        # The last window waits for the codes of nine blocks.
-        last_window_s = 9 * BLOCK * 0.020 / REAL_TIME_FACTOR
-        assert missing_s < utterance.first_audio_s <= missing_s + last_window_s + 0.5
-
-    run(work)
+    simulation = Simulation(SimulatedCode2Wav(step_s=0.05, code_s=0.001))
+    *_, utterance = await speak_beside_full_load(simulation, *[250] * (5 if has_history else 1))
+    assert utterance.stall_s <= 1e-6
+    missing_s = 5.0 / REAL_TIME_FACTOR - 5.0
+    # The last window waits for the codes of nine blocks.
+    last_window_s = 9 * BLOCK * 0.020 / REAL_TIME_FACTOR
+    assert missing_s < utterance.first_audio_s <= missing_s + last_window_s + 0.5
 
 
-def test_a_stream_slower_than_real_time_waits_for_ten_seconds_at_most() -> None:
+@in_virtual_time
+async def test_a_stream_slower_than_real_time_waits_for_ten_seconds_at_most() -> None:
     """Streams of 40 s would lack 17 s."""
-
-    async def work() -> None:
-        simulation = Simulation(SimulatedCode2Wav(step_s=0.05, code_s=0.001))
-        *_, utterance = await speak_beside_full_load(simulation, 2000, 2000)
-        first_window_s = 2 * BLOCK * 0.020 / REAL_TIME_FACTOR
-        assert 10.0 < utterance.first_audio_s < 10.0 + first_window_s + 0.5
-        assert utterance.stall_s > 0
-
-    run(work)
+    simulation = Simulation(SimulatedCode2Wav(step_s=0.05, code_s=0.001))
+    *_, utterance = await speak_beside_full_load(simulation, 2000, 2000)
+    first_window_s = 2 * BLOCK * 0.020 / REAL_TIME_FACTOR
+    assert 10.0 < utterance.first_audio_s < 10.0 + first_window_s + 0.5
+    assert utterance.stall_s > 0
 
 
-def test_playback_has_no_gap_where_load_comes_from_one_stream_to_the_next() -> None:
+@in_virtual_time
+async def test_playback_has_no_gap_where_load_comes_from_one_stream_to_the_next() -> None:
     """As on a CPU: speech takes 0.45 of its length to make, and with other work on all cores 1.2 of it."""
-
-    async def work() -> None:
-        code2wav = SimulatedCode2Wav(step_s=0.02, code_s=0.0015)
-        simulation = Simulation(code2wav, PacingConfig(max_start_delay_s=10))
-        for number in range(3):
-            idle = await simulation.speak(f"idle{number}", 300, code_s=0.009)
-            assert idle.first_audio_s < 0.3
-        code2wav.slow_down(3)
-        for number in range(3):
-            loaded = await simulation.speak(f"loaded{number}", 300, code_s=0.024)
-            assert loaded.stall_s <= 1e-6
-
-    run(work)
+    code2wav = SimulatedCode2Wav(step_s=0.02, code_s=0.0015)
+    simulation = Simulation(code2wav, PacingConfig(max_start_delay_s=10))
+    for number in range(3):
+        idle = await simulation.speak(f"idle{number}", 300, code_s=0.009)
+        assert idle.first_audio_s < 0.3
+    code2wav.slow_down(3)
+    for number in range(3):
+        loaded = await simulation.speak(f"loaded{number}", 300, code_s=0.024)
+        assert loaded.stall_s <= 1e-6
 
 
 # -- credits
@@ -602,80 +347,19 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_what_is_due_within_the_cap_goes_at_once_whatever_else_is_there() -> None:
-    async def work() -> None:
-        windows = Windows(2.0)
-        for number in range(10):
-            await windows.ask(f"w{number}", due=2.0)
-        assert len(windows.inside) == windows.limiter.num_inside == 10
-
-    run(work)
-
-
-def test_without_a_cap_nothing_waits() -> None:
-    async def work() -> None:
-        windows = Windows(None)
-        for number in range(10):
-            await windows.ask(f"w{number}", due=1000.0)
-        assert len(windows.inside) == 10
-
-    run(work)
-
-
-def test_a_stream_alone_is_never_held_back() -> None:
-    async def work() -> None:
-        windows = Windows(1.0)
-        for number in range(10):
-            await windows.ask(f"w{number}", due=100.0 + number)
-            assert windows.inside[-1] == f"w{number}"
-            windows.limiter.leave()
-        assert windows.limiter.num_inside == 0
-
-    run(work)
-
-
-def test_streams_beyond_the_cap_fill_gaps_in_the_order_of_their_deadlines() -> None:
-    async def work() -> None:
-        windows = Windows(1.0)
-        await windows.ask("urgent", due=0.0)
-        await windows.ask("soon", due=0.5)
-        for due in (9.0, 7.0, 8.0):
-            await windows.ask(f"at {due:g}", due)
-        assert windows.inside == ["urgent", "soon"]
-        for _ in range(3):
-            windows.limiter.leave()
-            await settle()
-        assert windows.inside == ["urgent", "soon", "at 7", "at 8", "at 9"]
-        assert windows.limiter.num_inside == 2
-
-    run(work)
-
-
-def test_urgent_windows_pass_those_that_wait() -> None:
-    async def work() -> None:
-        windows = Windows(1.0)
-        for due in (10.0, 11.0, 12.0):
-            await windows.ask(f"at {due:g}", due)
-        await windows.ask("new stream", due=0.0)
-        assert windows.inside == ["at 10", "at 11", "new stream"]
-        assert (windows.limiter.num_inside, windows.limiter.num_waiting) == (3, 1)
-
-    run(work)
-
-
-def test_time_makes_a_waiting_window_due() -> None:
-    async def work() -> None:
-        windows = Windows(1.0)
-        for name in ("a", "b"):
-            await windows.ask(name, due=0.0)
-        await windows.ask("ahead", due=5.0)
-        await asyncio.sleep(3.9)
-        assert windows.inside == ["a", "b"]
-        await asyncio.sleep(0.2)
-        assert windows.inside == ["a", "b", "ahead"]
-        assert windows.limiter.num_inside == 3
-
-    run(work)
+@in_virtual_time
+async def test_streams_beyond_the_cap_fill_gaps_in_the_order_of_their_deadlines() -> None:
+    windows = Windows(1.0)
+    await windows.ask("urgent", due=0.0)
+    await windows.ask("soon", due=0.5)
+    for due in (9.0, 7.0, 8.0):
+        await windows.ask(f"at {due:g}", due)
+    assert windows.inside == ["urgent", "soon"]
+    for _ in range(3):
+        windows.limiter.leave()
+        await settle()
+    assert windows.inside == ["urgent", "soon", "at 7", "at 8", "at 9"]
+    assert windows.limiter.num_inside == 2
 
 
 def num_futures() -> int:
@@ -683,56 +367,50 @@ def num_futures() -> int:
     return sum(type(item) is asyncio.Future for item in gc.get_objects())
 
 
-def test_windows_that_time_admits_are_not_kept() -> None:
-    async def work() -> None:
-        windows = Windows(1.0)
-        for name in ("a", "b"):
-            await windows.ask(name, due=0.0)
-        num_before = num_futures()
-        for number in range(100):
-            await windows.ask(f"w{number}", due=5.0)
-        await asyncio.sleep(5.0)
-        assert windows.limiter.num_inside == 102
-        windows.tasks.clear()
-        assert num_futures() < num_before + 10
-
-    run(work)
+@in_virtual_time
+async def test_windows_that_time_admits_are_not_kept() -> None:
+    windows = Windows(1.0)
+    for name in ("a", "b"):
+        await windows.ask(name, due=0.0)
+    num_before = num_futures()
+    for number in range(100):
+        await windows.ask(f"w{number}", due=5.0)
+    await asyncio.sleep(5.0)
+    assert windows.limiter.num_inside == 102
+    windows.tasks.clear()
+    assert num_futures() < num_before + 10
 
 
-def test_a_cancelled_window_leaves_no_trace() -> None:
-    async def work() -> None:
-        windows = Windows(1.0)
-        for name in ("a", "b"):
-            await windows.ask(name, due=0.0)
-        await windows.ask("cancelled while waiting", due=50.0)
-        windows.tasks["cancelled while waiting"].cancel()
-        windows.limiter.leave()  # before the cancelled task has noticed
-        await settle()
-        assert windows.limiter.num_inside == 1
+@in_virtual_time
+async def test_a_cancelled_window_leaves_no_trace() -> None:
+    windows = Windows(1.0)
+    for name in ("a", "b"):
+        await windows.ask(name, due=0.0)
+    await windows.ask("cancelled while waiting", due=50.0)
+    windows.tasks["cancelled while waiting"].cancel()
+    windows.limiter.leave()  # before the cancelled task has noticed
+    await settle()
+    assert windows.limiter.num_inside == 1
 
-        await windows.ask("c", due=0.0)
-        await windows.ask("cancelled when admitted", due=50.0)
-        windows.limiter.leave()
-        windows.tasks["cancelled when admitted"].cancel()
-        await settle()
-        assert windows.inside == ["a", "b", "c"]
-        assert windows.limiter.num_inside == 1
+    await windows.ask("c", due=0.0)
+    await windows.ask("cancelled when admitted", due=50.0)
+    windows.limiter.leave()
+    windows.tasks["cancelled when admitted"].cancel()
+    await settle()
+    assert windows.inside == ["a", "b", "c"]
+    assert windows.limiter.num_inside == 1
 
-        await asyncio.sleep(100.0)  # no timer is left to admit them
-        assert windows.limiter.num_inside == 1
-
-    run(work)
+    await asyncio.sleep(100.0)  # no timer is left to admit them
+    assert windows.limiter.num_inside == 1
 
 
-def test_a_window_that_is_due_and_admitted_in_the_same_moment_counts_once() -> None:
-    async def work() -> None:
-        windows = Windows(1.0)
-        for name in ("a", "b"):
-            await windows.ask(name, due=0.0)
-        await windows.ask("ahead", due=5.0)
-        asyncio.get_running_loop().call_later(4.0, windows.limiter.leave)
-        await asyncio.sleep(10.0)
-        assert windows.inside == ["a", "b", "ahead"]
-        assert windows.limiter.num_inside == 2
-
-    run(work)
+@in_virtual_time
+async def test_a_window_that_is_due_and_admitted_in_the_same_moment_counts_once() -> None:
+    windows = Windows(1.0)
+    for name in ("a", "b"):
+        await windows.ask(name, due=0.0)
+    await windows.ask("ahead", due=5.0)
+    asyncio.get_running_loop().call_later(4.0, windows.limiter.leave)
+    await asyncio.sleep(10.0)
+    assert windows.inside == ["a", "b", "ahead"]
+    assert windows.limiter.num_inside == 2

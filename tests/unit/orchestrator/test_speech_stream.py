@@ -9,7 +9,7 @@ from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
 from omni_server.errors import StageError
 from omni_server.orchestrator.speech_scheduler import FIRST_WINDOW_DUE_S
 from tests.unit.orchestrator.simulated_speech import SimulatedCode2Wav, Simulation, Utterance, is_whole
-from tests.unit.orchestrator.virtual_time import clock, run
+from tests.unit.orchestrator.virtual_time import clock, in_virtual_time, run
 
 FIRST_DUE = round(1000 * FIRST_WINDOW_DUE_S)
 SECOND = 50
@@ -17,18 +17,17 @@ SECOND = 50
 NO_DELAY = PacingConfig(max_start_delay_s=0)
 
 
-def test_the_whole_utterance_comes_out_in_order() -> None:
-    async def work() -> None:
-        rng = random.Random(0)
-        for num_codes in (1, 12, 24, 25, 100, 411):
-            simulation = Simulation(SimulatedCode2Wav(step_s=rng.random() / 10, code_s=0.001))
-            utterance = await simulation.speak("u", num_codes, code_s=0.002)
-            assert is_whole(utterance, num_codes)
-
-    run(work)
+@in_virtual_time
+async def test_the_whole_utterance_comes_out_in_order() -> None:
+    rng = random.Random(0)
+    for num_codes in (1, 12, 24, 25, 100, 411):
+        simulation = Simulation(SimulatedCode2Wav(step_s=rng.random() / 10, code_s=0.001))
+        utterance = await simulation.speak("u", num_codes, code_s=0.002)
+        assert is_whole(utterance, num_codes)
 
 
-def test_results_that_come_out_of_order_are_put_in_order() -> None:
+@in_virtual_time
+async def test_results_that_come_out_of_order_are_put_in_order() -> None:
     class Backwards(SimulatedCode2Wav):
         """Computes a window the sooner the later it is."""
 
@@ -37,206 +36,129 @@ def test_results_that_come_out_of_order_are_put_in_order() -> None:
             self.computed.append(request_id)
             return await super().run(request_id, *args, **kwargs)
 
-    async def work() -> None:
-        code2wav = Backwards()
-        utterance = await Simulation(code2wav, PacingConfig(max_outstanding_windows=4)).speak("u", 300)
-        assert code2wav.computed[0] == "u-3"
-        assert is_whole(utterance, 300)
-
-    run(work)
+    code2wav = Backwards()
+    utterance = await Simulation(code2wav, PacingConfig(max_outstanding_windows=4)).speak("u", 300)
+    assert code2wav.computed[0] == "u-3"
+    assert is_whole(utterance, 300)
 
 
-def test_no_codes_make_no_sound_and_an_end() -> None:
-    async def work() -> None:
-        assert (await Simulation(SimulatedCode2Wav()).speak("u", 0)).pieces == []
-
-    run(work)
-
-
-def test_first_windows_are_due_a_second_later_and_later_ones_when_they_will_be_played() -> None:
-    async def work() -> None:
-        await asyncio.sleep(5.0)  # priorities count from the server's start, which is the simulation's
-        simulation = Simulation(SimulatedCode2Wav(step_s=0.1), PacingConfig(max_outstanding_windows=1))
-        await asyncio.sleep(1.0)
-        utterance = await simulation.speak("u", 280)
-        assert utterance.first_audio_s == pytest.approx(0.1)
-        # Blocks of 0.24 s, ramp 1 1 2 4 8: windows begin after 0, 1, 2, 4, 8 and 16 of them.
-        left = 1100
-        assert [call.priority for call in simulation.code2wav.calls] == [
-            1000 + FIRST_DUE, left + 240, left + 480, left + 960, left + 1920, left + 3840,
-        ]  # fmt: skip
-
-    run(work)
+@in_virtual_time
+async def test_first_windows_are_due_a_second_later_and_later_ones_when_they_will_be_played() -> None:
+    await asyncio.sleep(5.0)  # priorities count from the server's start, which is the simulation's
+    simulation = Simulation(SimulatedCode2Wav(step_s=0.1), PacingConfig(max_outstanding_windows=1))
+    await asyncio.sleep(1.0)
+    utterance = await simulation.speak("u", 280)
+    assert utterance.first_audio_s == pytest.approx(0.1)
+    # Blocks of 0.24 s, ramp 1 1 2 4 8: windows begin after 0, 1, 2, 4, 8 and 16 of them.
+    left = 1100
+    assert [call.priority for call in simulation.code2wav.calls] == [
+        1000 + FIRST_DUE, left + 240, left + 480, left + 960, left + 1920, left + 3840,
+    ]  # fmt: skip
 
 
-def test_a_window_sent_before_the_first_has_come_back_does_not_pass_it() -> None:
-    async def work() -> None:
-        simulation = Simulation(SimulatedCode2Wav(step_s=0.1), PacingConfig(max_outstanding_windows=2))
-        await simulation.speak("u", 36, code_s=0.001)
-        first, second = simulation.code2wav.calls[:2]
-        assert (first.priority, second.priority) == (24 + FIRST_DUE, 24 + FIRST_DUE)
-
-    run(work)
-
-
-def test_a_window_that_a_listener_needs_soon_is_computed_before_first_windows_that_came_earlier() -> None:
-    async def work() -> None:
-        code2wav = SimulatedCode2Wav(step_s=0.2, max_codes=40)  # one window in a step
-        simulation = Simulation(code2wav, NO_DELAY)
-        tasks = []
-        for name in ("listener", "first", "second"):
-            tasks.append(asyncio.create_task(simulation.speak(name, 36)))
-            await asyncio.sleep(0.05)
-        await asyncio.gather(*tasks)
-        # The listener's second window, due 0.24 s after its first, came when the step of "first" had begun
-        # and "second-0" waited.
-        assert code2wav.computed[:3] == ["listener-0", "first-0", "listener-1"]
-        assert "second-0" in code2wav.computed
-
-    run(work)
+@in_virtual_time
+async def test_a_window_that_a_listener_needs_soon_is_computed_before_first_windows_that_came_earlier() -> (
+    None
+):
+    code2wav = SimulatedCode2Wav(step_s=0.2, max_codes=40)  # one window in a step
+    simulation = Simulation(code2wav, NO_DELAY)
+    tasks = []
+    for name in ("listener", "first", "second"):
+        tasks.append(asyncio.create_task(simulation.speak(name, 36)))
+        await asyncio.sleep(0.05)
+    await asyncio.gather(*tasks)
+    # The listener's second window, due 0.24 s after its first, came when the step of "first" had begun
+    # and "second-0" waited.
+    assert code2wav.computed[:3] == ["listener-0", "first-0", "listener-1"]
+    assert "second-0" in code2wav.computed
 
 
-def test_windows_of_a_caller_do_not_wait_for_all_overdue_ones_of_another() -> None:
-    async def work() -> None:
-        code2wav = SimulatedCode2Wav(step_s=0.3, max_codes=12)  # one window in a step
-        simulation = Simulation(code2wav, NO_DELAY)
+@in_virtual_time
+async def test_windows_of_a_caller_do_not_wait_for_all_overdue_ones_of_another() -> None:
+    code2wav = SimulatedCode2Wav(step_s=0.3, max_codes=12)  # one window in a step
+    simulation = Simulation(code2wav, NO_DELAY)
 
-        async def start(name: str, caller: str) -> asyncio.Task[Utterance]:
-            task = asyncio.create_task(simulation.speak(name, 12, caller=caller))
-            await asyncio.sleep(0.01)
-            return task
+    async def start(name: str, caller: str) -> asyncio.Task[Utterance]:
+        task = asyncio.create_task(simulation.speak(name, 12, caller=caller))
+        await asyncio.sleep(0.01)
+        return task
 
-        tasks = [await start(f"busy{number}", "busy") for number in range(20)]
-        await asyncio.sleep(2.0)  # seven have been computed, the eighth is; they were due after a second
-        leaving = await start("leaving", "patient")
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
-        tasks += [await start(f"patient{number}", "patient") for number in range(2)]
-        await asyncio.gather(*tasks)
-        order = [name.removesuffix("-0") for name in code2wav.computed if not name.startswith("leaving")]
-        assert order[8:12] == ["patient0", "busy8", "patient1", "busy9"]
-        assert [name for name in order if name.startswith("busy")] == [f"busy{n}" for n in range(20)]
-        assert simulation.scheduler.turns.enter("new", 9.0, 99.0, not_before=0.0) == 9.0  # none is left
-
-    run(work)
+    tasks = [await start(f"busy{number}", "busy") for number in range(20)]
+    await asyncio.sleep(2.0)  # seven have been computed, the eighth is; they were due after a second
+    leaving = await start("leaving", "patient")
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    tasks += [await start(f"patient{number}", "patient") for number in range(2)]
+    await asyncio.gather(*tasks)
+    order = [name.removesuffix("-0") for name in code2wav.computed if not name.startswith("leaving")]
+    assert order[8:12] == ["patient0", "busy8", "patient1", "busy9"]
+    assert [name for name in order if name.startswith("busy")] == [f"busy{n}" for n in range(20)]
+    assert simulation.scheduler.turns.enter("new", 9.0, 99.0, not_before=0.0) == 9.0  # none is left
 
 
-def test_windows_that_come_in_time_keep_their_deadlines_whoever_sends_them() -> None:
-    async def work() -> None:
-        code2wav = SimulatedCode2Wav(step_s=0.05, max_codes=12)
-        simulation = Simulation(code2wav, NO_DELAY)
-        tasks = []
-        for number in range(12):  # the last waits for half a second
-            caller = "patient" if number == 11 else "busy"
-            tasks.append(asyncio.create_task(simulation.speak(str(number), 12, caller=caller)))
-            await asyncio.sleep(0.001)
-        await asyncio.gather(*tasks)
-        assert code2wav.computed == [f"{number}-0" for number in range(12)]
-
-    run(work)
+@in_virtual_time
+async def test_windows_that_come_in_time_keep_their_deadlines_whoever_sends_them() -> None:
+    code2wav = SimulatedCode2Wav(step_s=0.05, max_codes=12)
+    simulation = Simulation(code2wav, NO_DELAY)
+    tasks = []
+    for number in range(12):  # the last waits for half a second
+        caller = "patient" if number == 11 else "busy"
+        tasks.append(asyncio.create_task(simulation.speak(str(number), 12, caller=caller)))
+        await asyncio.sleep(0.001)
+    await asyncio.gather(*tasks)
+    assert code2wav.computed == [f"{number}-0" for number in range(12)]
 
 
-def test_the_first_window_of_a_new_stream_is_sent_at_once_however_far_others_may_not_be_ahead() -> None:
-    async def work() -> None:
-        code2wav = SimulatedCode2Wav(step_s=0.2, max_codes=132)
-        simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=0.0, max_start_delay_s=0))
-        early = [asyncio.create_task(simulation.speak(f"early{n}", 1000)) for n in range(4)]
-        await asyncio.sleep(2.9)  # in the middle of a step
-        assert simulation.scheduler.limiter.num_waiting > 0
-        sent_at = clock()
-        await simulation.speak("new", 48)
-        [first] = [call for call in code2wav.calls if call.window_id == "new-0"]
-        assert first.at == pytest.approx(sent_at)
-        for task in early:
-            task.cancel()
-
-    run(work)
+@in_virtual_time
+async def test_the_first_window_of_a_new_stream_is_sent_at_once_however_far_others_may_not_be_ahead() -> None:
+    code2wav = SimulatedCode2Wav(step_s=0.2, max_codes=132)
+    simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=0.0, max_start_delay_s=0))
+    early = [asyncio.create_task(simulation.speak(f"early{n}", 1000)) for n in range(4)]
+    await asyncio.sleep(2.9)  # in the middle of a step
+    assert simulation.scheduler.limiter.num_waiting > 0
+    sent_at = clock()
+    await simulation.speak("new", 48)
+    [first] = [call for call in code2wav.calls if call.window_id == "new-0"]
+    assert first.at == pytest.approx(sent_at)
+    for task in early:
+        task.cancel()
 
 
-def test_the_first_window_of_a_new_stream_is_computed_before_queued_windows_that_are_due_later() -> None:
-    async def work() -> None:
-        code2wav = SimulatedCode2Wav(step_s=0.05, max_codes=132)
-        simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=None))
-        early = [asyncio.create_task(simulation.speak(f"early{n}", 600)) for n in range(8)]
-        await asyncio.sleep(2.02)
-        new = asyncio.create_task(simulation.speak("new", 100))
-        await asyncio.sleep(0)
-        num_before = len(code2wav.computed)
-        utterance = await new
-        await asyncio.gather(*early)
-        [position] = [i for i, name in enumerate(code2wav.computed[num_before:]) if name == "new-0"]
-        assert position <= 1, "behind nothing but the step that ran when it came"
-        assert utterance.first_audio_s <= 0.1 + 1e-6
-
-    run(work)
+@in_virtual_time
+async def test_no_more_windows_of_a_stream_are_out_than_allowed() -> None:
+    for limit in (1, 2, 3):
+        code2wav = SimulatedCode2Wav(step_s=0.1)
+        pacing = PacingConfig(max_outstanding_windows=limit, max_work_ahead_s=None)
+        await Simulation(code2wav, pacing).speak("u", 600)
+        assert code2wav.most_running == {"u": limit}
 
 
-def test_code2wav_is_told_how_many_utterances_are_under_way() -> None:
-    async def work() -> None:
-        code2wav = SimulatedCode2Wav(step_s=0.01)
-        simulation = Simulation(code2wav)
-        await simulation.speak("alone", 100)
-        await asyncio.gather(*(simulation.speak(name, 100) for name in ("a", "b")))
-        streams = {call.window_id: call.num_streams for call in code2wav.calls}
-        assert {streams[f"alone-{number}"] for number in range(4)} == {1}
-        assert {streams[f"{name}-{number}"] for name in "ab" for number in range(3)} == {2}
-
-    run(work)
-
-
-def test_no_more_windows_of_a_stream_are_out_than_allowed() -> None:
-    async def work() -> None:
-        for limit in (1, 2, 3):
-            code2wav = SimulatedCode2Wav(step_s=0.1)
-            pacing = PacingConfig(max_outstanding_windows=limit, max_work_ahead_s=None)
-            await Simulation(code2wav, pacing).speak("u", 600)
-            assert code2wav.most_running == {"u": limit}
-
-    run(work)
-
-
-def test_windows_that_carry_state_are_computed_one_after_the_other() -> None:
+@in_virtual_time
+async def test_windows_that_carry_state_are_computed_one_after_the_other() -> None:
     """Many streams and a device that is busy: no step holds two windows of one stream, and none is
     overtaken."""
-
-    async def work() -> None:
-        code2wav = SimulatedCode2Wav(step_s=0.02, code_s=0.0005, max_codes=400)
-        simulation = Simulation(code2wav)
-        names = [f"u{n}" for n in range(12)]
-        utterances = await asyncio.gather(*(simulation.speak(name, 400, code_s=0.005) for name in names))
-        assert all(is_whole(utterance, 400) for utterance in utterances)
-        assert code2wav.most_running == dict.fromkeys(names, 1)
-        for name in names:
-            own = [
-                int(window.rpartition("-")[2])
-                for window in code2wav.computed
-                if window.startswith(f"{name}-")
-            ]
-            assert own == list(range(len(own)))
-        streams = {call.window_id.rpartition("-")[0]: call.stream for call in code2wav.calls}
-        assert len(set(streams.values())) == len(names)
-        assert all(call.stream == streams[call.window_id.rpartition("-")[0]] for call in code2wav.calls)
-        assert None not in streams.values()
-
-    run(work)
+    code2wav = SimulatedCode2Wav(step_s=0.02, code_s=0.0005, max_codes=400)
+    simulation = Simulation(code2wav)
+    names = [f"u{n}" for n in range(12)]
+    utterances = await asyncio.gather(*(simulation.speak(name, 400, code_s=0.005) for name in names))
+    assert all(is_whole(utterance, 400) for utterance in utterances)
+    assert code2wav.most_running == dict.fromkeys(names, 1)
+    for name in names:
+        own = [
+            int(window.rpartition("-")[2]) for window in code2wav.computed if window.startswith(f"{name}-")
+        ]
+        assert own == list(range(len(own)))
+    streams = {call.window_id.rpartition("-")[0]: call.stream for call in code2wav.calls}
+    assert len(set(streams.values())) == len(names)
+    assert all(call.stream == streams[call.window_id.rpartition("-")[0]] for call in code2wav.calls)
+    assert None not in streams.values()
 
 
-def test_without_carry_a_window_names_no_stream() -> None:
-    async def work() -> None:
-        code2wav = SimulatedCode2Wav()
-        await Simulation(code2wav, PacingConfig(max_outstanding_windows=2)).speak("u", 100)
-        assert {call.stream for call in code2wav.calls} == {None}
-
-    run(work)
-
-
-def test_a_stream_alone_is_computed_as_fast_as_the_device_can() -> None:
-    async def work() -> None:
-        code2wav = SimulatedCode2Wav(step_s=0.01)
-        utterance = await Simulation(code2wav).speak("u", 60 * SECOND)
-        assert utterance.pieces[-1][0] <= 0.01 * len(code2wav.calls) + 1e-6
-
-    run(work)
+@in_virtual_time
+async def test_a_stream_alone_is_computed_as_fast_as_the_device_can() -> None:
+    code2wav = SimulatedCode2Wav(step_s=0.01)
+    utterance = await Simulation(code2wav).speak("u", 60 * SECOND)
+    assert utterance.pieces[-1][0] <= 0.01 * len(code2wav.calls) + 1e-6
 
 
 def test_streams_far_ahead_leave_room_for_a_new_one() -> None:
@@ -256,50 +178,46 @@ def test_streams_far_ahead_leave_room_for_a_new_one() -> None:
     assert capped < without / 2
 
 
-def test_the_device_is_not_idle_because_of_the_cap() -> None:
-    async def work() -> None:
-        code2wav = SimulatedCode2Wav(step_s=0.01)
-        simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=0))
-        await asyncio.gather(*(simulation.speak(f"u{n}", 30 * SECOND) for n in range(3)))
-        assert clock() <= 0.01 * len(code2wav.calls) + 1e-6
-
-    run(work)
+@in_virtual_time
+async def test_the_device_is_not_idle_because_of_the_cap() -> None:
+    code2wav = SimulatedCode2Wav(step_s=0.01)
+    simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=0))
+    await asyncio.gather(*(simulation.speak(f"u{n}", 30 * SECOND) for n in range(3)))
+    assert clock() <= 0.01 * len(code2wav.calls) + 1e-6
 
 
 @pytest.mark.parametrize("way", ["cancelled", "failed", "short"])
-def test_an_end_of_any_kind_takes_the_windows_out_of_code2wav(way: str) -> None:
-    async def work() -> None:
-        code2wav = SimulatedCode2Wav(step_s=0.1, max_codes=132)
-        simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=0.5))
-        others = [asyncio.create_task(simulation.speak(f"o{n}", 300)) for n in range(3)]
-        utterance = simulation.utterance("u")
-        speaking = asyncio.create_task(utterance.output.run())
-        utterance.output.push([(code,) for code in range(300)])
-        await asyncio.sleep(0.55)
-        assert simulation.scheduler.limiter.num_inside > 1
-        if way == "cancelled":
-            speaking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await speaking
-        elif way == "failed":
-            code2wav.errors = {f"u-{n}": StageError("code2wav", "broken") for n in range(6)}
-            with pytest.raises(ExceptionGroup) as caught:
-                await speaking
-            assert caught.value.subgroup(StageError) is not None
-        else:
-            code2wav.num_missing = 1
-            with pytest.raises(ExceptionGroup) as caught:
-                await speaking
-            [error] = caught.value.exceptions
-            assert "samples where" in str(error)
-            code2wav.num_missing = 0
-        for other in others:
-            other.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await asyncio.sleep(0)
-        assert (simulation.scheduler.limiter.num_inside, code2wav.num_running) == (0, 0)
-
-    run(work)
+@in_virtual_time
+async def test_an_end_of_any_kind_takes_the_windows_out_of_code2wav(way: str) -> None:
+    code2wav = SimulatedCode2Wav(step_s=0.1, max_codes=132)
+    simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=0.5))
+    others = [asyncio.create_task(simulation.speak(f"o{n}", 300)) for n in range(3)]
+    utterance = simulation.utterance("u")
+    speaking = asyncio.create_task(utterance.output.run())
+    utterance.output.push([(code,) for code in range(300)])
+    await asyncio.sleep(0.55)
+    assert simulation.scheduler.limiter.num_inside > 1
+    if way == "cancelled":
+        speaking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await speaking
+    elif way == "failed":
+        code2wav.errors = {f"u-{n}": StageError("code2wav", "broken") for n in range(6)}
+        with pytest.raises(ExceptionGroup) as caught:
+            await speaking
+        assert caught.value.subgroup(StageError) is not None
+    else:
+        code2wav.num_missing = 1
+        with pytest.raises(ExceptionGroup) as caught:
+            await speaking
+        [error] = caught.value.exceptions
+        assert "samples where" in str(error)
+        code2wav.num_missing = 0
+    for other in others:
+        other.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert (simulation.scheduler.limiter.num_inside, code2wav.num_running) == (0, 0)
 
 
 SLOW_STEP = {"step_s": 0.4, "code_s": 0.0}
@@ -312,56 +230,48 @@ async def known(simulation: Simulation) -> Simulation:
     return simulation
 
 
-def test_first_audio_waits_for_a_slow_device_and_later_windows_are_due_from_when_it_leaves() -> None:
-    async def work() -> None:
-        simulation = await known(Simulation(SimulatedCode2Wav(**SLOW_STEP)))
-        num_before = len(simulation.code2wav.calls)
-        utterance = await simulation.speak("u", 2000)
-        # The third window comes 0.8 s after the first and begins 0.48 s behind it; of the others none needs
-        # as much.
-        assert utterance.first_audio_s == pytest.approx(0.4 + 0.8 - 0.48)
+@in_virtual_time
+async def test_first_audio_waits_for_a_slow_device_and_later_windows_are_due_from_when_it_leaves() -> None:
+    simulation = await known(Simulation(SimulatedCode2Wav(**SLOW_STEP)))
+    num_before = len(simulation.code2wav.calls)
+    utterance = await simulation.speak("u", 2000)
+    # The third window comes 0.8 s after the first and begins 0.48 s behind it; of the others none needs
+    # as much.
+    assert utterance.first_audio_s == pytest.approx(0.4 + 0.8 - 0.48)
+    assert utterance.stall_s <= 1e-6
+    left_ms = round(utterance.pieces[0][0] * 1000)
+    priorities = [call.priority for call in simulation.code2wav.calls[num_before:]]
+    assert priorities[3:5] == [left_ms + 960, left_ms + 1920]
+
+
+@in_virtual_time
+async def test_first_audio_waits_for_a_slow_talker() -> None:
+    for code_s in (0.005, 0.019, 0.030):
+        utterance = await Simulation(SimulatedCode2Wav(step_s=0.01)).speak("u", 100, code_s=code_s)
+        is_fast = code_s < 0.01
+        assert (utterance.first_audio_s == pytest.approx(24 * code_s + 0.01)) is is_fast
+        assert utterance.first_audio_s <= 100 * code_s + 0.011  # no longer than for all of it
         assert utterance.stall_s <= 1e-6
-        left_ms = round(utterance.pieces[0][0] * 1000)
-        priorities = [call.priority for call in simulation.code2wav.calls[num_before:]]
-        assert priorities[3:5] == [left_ms + 960, left_ms + 1920]
-
-    run(work)
 
 
-def test_first_audio_waits_for_a_slow_talker() -> None:
-    async def work() -> None:
-        for code_s in (0.005, 0.019, 0.030):
-            utterance = await Simulation(SimulatedCode2Wav(step_s=0.01)).speak("u", 100, code_s=code_s)
-            is_fast = code_s < 0.01
-            assert (utterance.first_audio_s == pytest.approx(24 * code_s + 0.01)) is is_fast
-            assert utterance.first_audio_s <= 100 * code_s + 0.011  # no longer than for all of it
-            assert utterance.stall_s <= 1e-6
-
-    run(work)
+@in_virtual_time
+async def test_a_complete_utterance_waits_no_longer() -> None:
+    simulation = await known(Simulation(SimulatedCode2Wav(**SLOW_STEP)))
+    utterance = await simulation.speak("u", 20)
+    assert utterance.first_audio_s == pytest.approx(0.4)
 
 
-def test_a_complete_utterance_waits_no_longer() -> None:
-    async def work() -> None:
-        simulation = await known(Simulation(SimulatedCode2Wav(**SLOW_STEP)))
-        utterance = await simulation.speak("u", 20)
-        assert utterance.first_audio_s == pytest.approx(0.4)
-
-    run(work)
-
-
-def test_an_utterance_cancelled_while_its_first_audio_is_held_emits_nothing() -> None:
-    async def work() -> None:
-        simulation = await known(Simulation(SimulatedCode2Wav(**SLOW_STEP)))
-        utterance = simulation.utterance("u")
-        speaking = asyncio.create_task(utterance.output.run())
-        utterance.output.push([(code,) for code in range(24)])
-        await asyncio.sleep(0.5)
-        speaking.cancel()
-        await asyncio.wait([speaking])
-        await asyncio.sleep(10.0)
-        assert utterance.pieces == []
-
-    run(work)
+@in_virtual_time
+async def test_an_utterance_cancelled_while_its_first_audio_is_held_emits_nothing() -> None:
+    simulation = await known(Simulation(SimulatedCode2Wav(**SLOW_STEP)))
+    utterance = simulation.utterance("u")
+    speaking = asyncio.create_task(utterance.output.run())
+    utterance.output.push([(code,) for code in range(24)])
+    await asyncio.sleep(0.5)
+    speaking.cancel()
+    await asyncio.wait([speaking])
+    await asyncio.sleep(10.0)
+    assert utterance.pieces == []
 
 
 async def under_load(pacing: PacingConfig) -> tuple[list[Utterance], list[Utterance]]:

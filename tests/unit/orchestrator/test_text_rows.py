@@ -1,16 +1,14 @@
 """Requests whose talker gets text as ids: when it is opened, and what it is fed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
-from omni_server.errors import CorruptDataError, StageError
+from omni_server.errors import CorruptDataError
 from omni_server.family import MEDIA_ROW, SourceSpan, TextRows
-from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.rows import RowsFeed, RowsPayload, Segment, SharedBlock
-from omni_server.types import AudioDelta, Finished, TextDelta, TextDone
-from tests.unit.orchestrator.fake_stages import STOP_CODE, Stages, collected, kinds, only, settle
+from omni_server.types import AudioDelta, Finished
+from tests.unit.orchestrator.fake_stages import STOP_CODE, Stages, asked, collected, kinds, only, settle
 
 TEXT = TextRows((1, 2, 3), (SourceSpan(0, 0, 3, has_rows=False),), (8, 9))
 MEDIA = TextRows(
@@ -36,15 +34,6 @@ def media_rows(stages: Stages, *segments: tuple[int, int]) -> None:
     )
 
 
-def fed_text(stages: Stages) -> list[tuple[int, tuple[int, ...]]]:
-    """(first position, ids) of all text that the talker was fed, in the order of its messages."""
-    return [
-        (segment.first_position, segment.token_ids)
-        for feed in stages.talker.stream.feeds
-        for segment in feed.text
-    ]
-
-
 def rows_of(feeds: list[RowsFeed]) -> list[int | None]:
     """The id of each row that the talker has in the end, None for rows of the thinker. They must follow each
     other without gaps."""
@@ -62,34 +51,8 @@ def rows_of(feeds: list[RowsFeed]) -> list[int | None]:
     return rows
 
 
-async def test_without_media_the_talker_needs_no_rows_and_opens_with_the_first_token() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(text_rows=TEXT)))
-    await settle()
-    assert stages.talker.streams == []
-    stages.thinker.stream.send(100, text="a")
-    await settle()
-    assert stages.talker.prompts == [(8, 8, 8, 8)]
-    assert fed_text(stages) == [(0, (1, 2, 3, 100))]
-    stages.thinker.stream.send(101, text="b")
-    stages.thinker.stream.send(102, text="c")
-    await settle()
-    stages.thinker.stream.send(199, finish="stop")
-    await settle()
-    assert fed_text(stages) == [(0, (1, 2, 3, 100)), (4, (101,)), (5, (102,))]
-    feeds = stages.talker.stream.feeds
-    assert [feed.tail_ids for feed in feeds] == [(8, 9), (), (), ()]
-    assert [feed.final_length for feed in feeds] == [None, None, None, 6]
-    assert [feed.num_released for feed in feeds] == [None] * 4
-    stages.talker.stream.send(1, 2, STOP_CODE, finish="stop")
-    got = await events
-    assert isinstance(only(AudioDelta, got), AudioDelta)
-    assert stages.is_released()
-
-
 async def test_tokens_that_come_with_the_end_are_fed_without_the_end_token() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(text_rows=TEXT)))
+    stages, events = asked(text_rows=TEXT)
     await settle()
     stages.thinker.stream.send(100, 101, 199, text="ab", finish="stop")
     await settle()
@@ -101,8 +64,7 @@ async def test_tokens_that_come_with_the_end_are_fed_without_the_end_token() -> 
 
 
 async def test_the_last_token_before_a_limit_is_spoken() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(text_rows=TEXT)))
+    stages, events = asked(text_rows=TEXT)
     await settle()
     stages.thinker.stream.send(100, text="a")
     stages.thinker.stream.send(101, text="b", finish="length")
@@ -115,8 +77,7 @@ async def test_the_last_token_before_a_limit_is_spoken() -> None:
 
 
 async def test_one_token_at_the_limit_is_speech_already() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(text_rows=TEXT)))
+    stages, events = asked(text_rows=TEXT)
     await settle()
     stages.thinker.stream.send(100, text="a", finish="length")
     await settle()
@@ -127,8 +88,7 @@ async def test_one_token_at_the_limit_is_speech_already() -> None:
 
 @pytest.mark.parametrize("text_rows", [TEXT, MEDIA])
 async def test_a_reply_that_ends_at_once_has_no_sound(text_rows: TextRows) -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(text_rows=text_rows)))
+    stages, events = asked(text_rows=text_rows)
     await settle()
     if text_rows is MEDIA:
         media_rows(stages, (1, 2), (4, 1))
@@ -144,8 +104,7 @@ async def test_a_reply_that_ends_at_once_has_no_sound(text_rows: TextRows) -> No
     "steps", [[((1, 2), (4, 1))], [((1, 1),), ((2, 1),), ((4, 1),)], [((1, 2),), ((4, 1),)]]
 )
 async def test_text_lies_between_the_rows_of_media(steps: list[tuple[tuple[int, int], ...]]) -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(text_rows=MEDIA)))
+    stages, events = asked(text_rows=MEDIA)
     await settle()
     for segments in steps:
         media_rows(stages, *segments)
@@ -166,60 +125,13 @@ async def test_text_lies_between_the_rows_of_media(steps: list[tuple[tuple[int, 
 
 
 async def test_rows_of_media_that_never_came_are_an_error_and_not_a_wait_without_end() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(text_rows=MEDIA)))
+    stages, events = asked(text_rows=MEDIA)
     await settle()
     media_rows(stages, (1, 2))
     stages.thinker.stream.send(100, 101, text="ab")
     stages.thinker.stream.send(199, finish="stop")
     with pytest.raises(CorruptDataError, match="0 rows for 2 tokens"):
         await asyncio.wait_for(events, 5)
-    assert stages.is_released()
-
-
-async def test_a_given_text_is_fed_whole_and_what_is_sampled_behind_it_is_not() -> None:
-    stages = Stages()
-    reply = (41, 42, 43)
-    events = asyncio.create_task(collected(stages.run(reply=reply, text_rows=TEXT)))
-    await settle()
-    stages.thinker.stream.send(99, text="sampled", finish="length")
-    await settle()
-    assert rows_of(stages.talker.stream.feeds) == [1, 2, 3, 41, 42, 43]
-    assert stages.talker.stream.feeds[-1].final_length == 6
-    stages.talker.stream.send(1, 2, STOP_CODE, finish="stop")
-    got = await events
-    assert got[:2] == [TextDelta("given", reply), TextDone("stop")]
-    assert stages.is_released()
-
-
-async def test_a_given_text_without_tokens_has_no_sound() -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(reply=(), text_rows=TEXT)))
-    await settle()
-    stages.thinker.stream.send(99, finish="length")
-    assert kinds(await events) == ["TextDelta", "TextDone", "Finished"]
-    assert stages.talker.streams == []
-    assert stages.is_released()
-
-
-async def test_with_stop_strings_only_released_text_is_fed() -> None:
-    stages = Stages()
-    words = {100: "Hi ", 101: "th", 102: "ere"}
-    run = stages.run(detokenize=lambda ids: "".join(words[token] for token in ids), text_rows=TEXT)
-    events = asyncio.create_task(collected(run))
-    await settle()
-    stages.thinker.stream.send(100, text="H")  # "i " could begin a stop string
-    await settle()
-    assert stages.talker.streams == []
-    stages.thinker.stream.send(101, text="i t")
-    await settle()
-    assert rows_of(stages.talker.stream.feeds) == [1, 2, 3, 100]
-    stages.thinker.stream.send(102, text="h", finish="stop", is_cut=True)  # "ere" was one
-    await settle()
-    assert rows_of(stages.talker.stream.feeds) == [1, 2, 3, 100, 101]
-    assert stages.talker.stream.feeds[-1].final_length == 5
-    stages.talker.stream.send(STOP_CODE, finish="stop")
-    await events
     assert stages.is_released()
 
 
@@ -233,88 +145,4 @@ async def test_a_stop_string_at_the_very_beginning_leaves_nothing_to_speak() -> 
     got = await asyncio.wait_for(events, 5)
     assert stages.talker.streams == []
     assert not {"CodecDelta", "AudioDelta"} & set(kinds(got))
-    assert stages.is_released()
-
-
-CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
-
-
-async def test_what_is_said_before_a_call_is_spoken_and_nothing_else() -> None:
-    stages = Stages()
-    words = {100: "Hm", 101: ".", 102: "\n", 103: CALL, 104: "x", 105: ""}
-    run = stages.run(
-        detokenize=lambda ids: "".join(words[i] for i in ids), tool_parser=ToolParser(), text_rows=TEXT
-    )
-    events = asyncio.create_task(collected(run))
-    await settle()
-    for number in range(6):
-        is_last = number == 5
-        stages.thinker.stream.send(100 + number, text=words[100 + number], finish="stop" if is_last else None)
-        await settle()
-    assert rows_of(stages.talker.stream.feeds) == [1, 2, 3, 100, 101]
-    stages.talker.stream.send(1, 2, STOP_CODE, finish="stop")
-    got = await events
-    assert "".join(event.text for event in got if isinstance(event, TextDelta)) == "Hm."
-    assert stages.is_released()
-
-
-async def nothing(stages: Stages) -> None:
-    """Before the request's task has begun."""
-
-
-async def opened(stages: Stages) -> None:
-    await settle()
-
-
-async def some_media(stages: Stages) -> None:
-    await settle()
-    media_rows(stages, (1, 2))
-    await settle()
-
-
-async def media_not_yet_taken(stages: Stages) -> None:
-    await settle()
-    media_rows(stages, (1, 2))
-    media_rows(stages, (4, 1))
-
-
-async def opening_the_talker(stages: Stages) -> None:
-    stages.talker.open_gate.clear()
-    await media_not_yet_taken(stages)
-    stages.thinker.stream.send(100, text="a")
-    await settle()
-
-
-async def speaking(stages: Stages) -> None:
-    await media_not_yet_taken(stages)
-    stages.thinker.stream.send(100, text="a")
-    await settle()
-    stages.talker.stream.send(1)
-    await settle()
-
-
-PHASES = [nothing, opened, some_media, media_not_yet_taken, opening_the_talker, speaking]
-
-
-@pytest.mark.parametrize("phase", PHASES)
-async def test_an_abort_releases_everything(phase: Callable[[Stages], Awaitable[None]]) -> None:
-    stages = Stages()
-    run = stages.run(text_rows=MEDIA)
-    await phase(stages)
-    await run.aclose()
-    await settle()
-    assert stages.is_released()
-
-
-@pytest.mark.parametrize("phase", PHASES[1:])
-async def test_the_death_of_the_thinker_releases_everything(
-    phase: Callable[[Stages], Awaitable[None]],
-) -> None:
-    stages = Stages()
-    events = asyncio.create_task(collected(stages.run(text_rows=MEDIA)))
-    await phase(stages)
-    stages.thinker.stream.fail(StageError("thinker", "broken"))
-    with pytest.raises(StageError, match="broken"):
-        await asyncio.wait_for(events, 5)
-    await settle()
     assert stages.is_released()

@@ -63,24 +63,6 @@ def test_a_required_call_is_all_that_may_be_written(text: str, is_allowed: bool)
     assert allows(replace(USE, is_required=True), text) is is_allowed
 
 
-def test_a_named_function_is_the_only_one() -> None:
-    use = replace(USE, callable_names=frozenset({"stop"}), is_required=True)
-    assert allows(use, STOPPED)
-    assert not allows(use, PARIS)
-
-
-def test_calls_that_are_not_parallel_are_one() -> None:
-    use = replace(USE, is_required=True, is_parallel=False)
-    assert allows(use, PARIS)
-    assert not allows(use, PARIS + "\n" + PARIS)
-
-
-def test_a_strict_function_is_called_by_its_schema_or_not_at_all() -> None:
-    assert allows(STRICT, "Hello, 1 < 2")
-    assert allows(STRICT, "Hello " + PARIS)
-    assert not allows(STRICT, NOWHERE)
-
-
 def test_functions_that_may_not_be_called_in_this_turn_cannot_be() -> None:
     use = replace(USE, callable_names=frozenset({"stop"}))
     assert allows(use, "Hello " + STOPPED)

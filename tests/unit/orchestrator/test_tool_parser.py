@@ -1,6 +1,5 @@
 """Prose and calls in text that comes in any pieces."""
 
-import json
 import random
 from collections.abc import Callable
 
@@ -119,11 +118,6 @@ def test_text_that_is_cut_and_is_no_call_is_prose() -> None:
 def test_nesting_without_end_is_no_call() -> None:
     text = "<tool_call>" + "[" * 100_000 + "</tool_call>"
     assert parsed(text) == (text, [])
-
-
-def test_arguments_are_json() -> None:
-    _, [(_, arguments)] = parsed(CALL)
-    assert json.loads(arguments) == {"at": 'a } " <b> é', "n": [1, {"x": {}}]}
 
 
 def test_only_the_first_call_is_kept_where_calls_are_not_parallel() -> None:

@@ -4,6 +4,7 @@ order."""
 import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
+from functools import wraps
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -34,6 +35,16 @@ def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """The result of `work` on a loop whose `time()` starts at 0."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(work())
+
+
+def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs a test on such a loop."""
+
+    @wraps(test)
+    def run_test(*arguments: Any, **options: Any) -> None:
+        run(lambda: test(*arguments, **options))
+
+    return run_test
 
 
 def clock() -> float:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Mapping
 
@@ -72,3 +73,18 @@ def test_json_has_ordinary_messages_and_tracebacks() -> None:
 @pytest.mark.parametrize("text", ["ü 语", "\x00", "\ud800"])
 def test_json_takes_any_text(text: str) -> None:
     assert as_json(record("%s", text))["message"] == text
+
+
+def test_vllm_and_what_runs_in_its_processes_log_json_too() -> None:
+    """In a process of its own: logging is set up once for all."""
+    loggers = ["vllm.engine", "stages.runtime"]
+    code = (
+        "import logging; from omni_server.platform.log_format import set_up_logging\n"
+        "set_up_logging('info', 'json')\n"
+        "import vllm.logger\n"
+        f"for name in {loggers}: logging.getLogger(name).info('from there')"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == ""
+    lines = process.stderr.splitlines()
+    assert [json.loads(line)["logger"] for line in lines if "from there" in line] == loggers

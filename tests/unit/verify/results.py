@@ -1,7 +1,5 @@
 """Cases, answers and references for tests of the comparison."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from omni_server.protocol.reference import ReferenceAnswer
@@ -26,5 +24,4 @@ ANSWER = Answer(
     first_audio_s=0.25,
     total_s=0.02,
 )
-WRITTEN_ANSWER = replace(ANSWER, codes=(), streamed=np.zeros(0, np.float32), whole=None, first_audio_s=None)
 REFERENCE = ReferenceAnswer(prompt_tokens=9, text=(), given_ids=None, codes=(), waveform=WAVEFORM)

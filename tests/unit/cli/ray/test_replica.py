@@ -97,12 +97,6 @@ async def test_a_pipeline_that_has_died_for_good_is_unhealthy_and_its_requests_e
         assert (await client.get("/health")).status_code == 503
 
 
-async def test_a_pipeline_that_cannot_start_says_why(pipeline: FakePipeline) -> None:
-    pipeline.error = ConfigError("lower the share")
-    with pytest.raises(ConfigError, match="lower the share"):
-        await replica_of().__serve_build_asgi_app__()
-
-
 async def test_a_pipeline_that_restarts_a_stage_is_not_ready_for_the_router(pipeline: FakePipeline) -> None:
     replica = replica_of()
     assert await replica.record_routing_stats() == {IS_READY: False}
