@@ -13,7 +13,7 @@ from omni_server.errors import OverloadedError, StageError
 from omni_server.generation import Generation
 from omni_server.types import OmniRequest, SampledToken, TextDelta, TokenLogprob
 from tests.unit.api.asgi_call import AsgiCall
-from tests.unit.api.clients import SPEECH, app_of, base64_of, chat, error_of, openai_client, post, tone
+from tests.unit.api.clients import SPEECH, app_of, base64_of, chat, error_of, post, tone
 from tests.unit.api.fake_generator import (
     PROMPT,
     TEXT,
@@ -95,12 +95,6 @@ async def test_without_a_seed_no_choice_has_one() -> None:
     assert [request.sampling["thinker"].seed for request in generator.requests] == [None, None]
 
 
-async def test_choices_of_an_answer_by_voice_are_refused() -> None:
-    error = error_of(await post(app_of(FakeGenerator()), chat(n=2, **SPEECH)))
-    assert (error["param"], error["code"]) == ("n", "unsupported_value")
-    assert (await post(app_of(FakeGenerator()), chat(n=1, **SPEECH))).status_code == 200
-
-
 async def test_streamed_choices_open_in_order_and_come_as_they_are_made() -> None:
     first = asyncio.Event()
     generator = EachItsOwn([Wait(first), *saying("a", "b")], saying("c", "d"))
@@ -122,16 +116,6 @@ async def test_streamed_choices_open_in_order_and_come_as_they_are_made() -> Non
         assert "".join(choice["delta"].get("content") or "" for choice in own) == expected
     order = [choice["delta"]["content"] for choice in choices if choice["delta"].get("content")]
     assert order == ["c", "d", "a", "b"]
-
-
-async def test_official_accumulator_rebuilds_all_choices() -> None:
-    generator = EachItsOwn(saying("a", "b"), saying("c"))
-    async with (
-        openai_client(app_of(generator)) as client,
-        client.chat.completions.stream(**chat(n=2)) as events,
-    ):
-        completion = await events.get_final_completion()
-    assert [(choice.index, choice.message.content) for choice in completion.choices] == [(0, "ab"), (1, "c")]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -244,18 +228,6 @@ async def test_streamed_logprobs_come_with_their_text(fields: dict[str, Any]) ->
         assert bytes(byte for entry in own for byte in entry["bytes"] or []).decode() == text
         entries += own
     assert entries == (await logprobs_of(**fields))
-
-
-async def test_official_accumulator_rebuilds_logprobs() -> None:
-    arguments: Any = chat(logprobs=True)
-    async with (
-        openai_client(app_of(FakeGenerator(script=SCRIPT))) as client,
-        client.chat.completions.stream(**arguments) as events,
-    ):
-        choice = (await events.get_final_completion()).choices[0]
-    assert choice.logprobs is not None
-    assert choice.logprobs.content is not None
-    assert [entry.token for entry in choice.logprobs.content] == ["Hi ", "\ufffd", "\ufffd", "<|x|>"]
 
 
 # -- the text of answers by voice in `content`

@@ -10,7 +10,6 @@ import pytest
 from jsonschema import Draft202012Validator
 from openai import NotFoundError
 
-import omni_server
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.openapi import EXAMPLE_MODEL
@@ -139,11 +138,6 @@ async def test_requests_are_refused_while_the_server_cannot_serve(state: str, co
         assert error_of(await client.get("/v1/models"), 503)["code"] == code
         assert error_of(await client.get("/ready"), 503)["code"] == code
     assert generator.requests == []
-
-
-async def test_version() -> None:
-    async with http_client(app_of(FakeGenerator())) as client:
-        assert (await client.get("/version")).json() == {"version": omni_server.__version__}
 
 
 async def test_description_declares_the_envelope_on_every_operation() -> None:

@@ -331,18 +331,6 @@ async def test_streamed_call_has_id_and_name_once() -> None:
     assert (answer.finish_reason, answer.text) == ("tool_calls", "")
 
 
-async def test_official_accumulator_rebuilds_calls() -> None:
-    async with (
-        openai_client(app_of(calling(TextDelta("Hm.", (1,))))) as client,
-        client.chat.completions.stream(**chat(), tools=[TIME, tool(name="weather")]) as events,
-    ):
-        choice = (await events.get_final_completion()).choices[0]
-    assert choice.finish_reason == "tool_calls"
-    assert choice.message.content == "Hm."
-    assert choice.message.tool_calls is not None
-    assert calls_of([call.model_dump() for call in choice.message.tool_calls]) == EXPECTED_CALLS
-
-
 async def test_streamed_call_in_an_answer_by_voice_has_no_audio() -> None:
     answer = await stream_of(calling(), **PCM16, tools=TOOLS)
     assert answer.audio_id is None

@@ -15,7 +15,7 @@ from omni_server.errors import InvalidRequestError, OverloadedError, StageDeadEr
 from omni_server.media.limits import MediaLimits
 from omni_server.types import ReadAloud, TextDelta, Transcribe
 from tests.unit.api.asgi_call import AsgiCall
-from tests.unit.api.clients import app_of, error_of, http_client, media, openai_client, tone
+from tests.unit.api.clients import app_of, error_of, http_client, media, tone
 from tests.unit.api.fake_generator import PROMPT, TEXT, WORDS, FakeGenerator, Hang, finished
 from tests.unit.api.sse_validator import parse_frames
 from tests.unit.media.containers import FRAGMENTED_MP4, LIVE_WEBM, record
@@ -95,29 +95,6 @@ async def test_deltas_add_up_to_the_text() -> None:
     assert done == {"type": "transcript.text.done", "text": TEXT, "usage": USAGE}
 
 
-async def test_official_client_reads_every_kind_of_answer() -> None:
-    async with openai_client(app_of(FakeGenerator())) as client:
-        create = client.audio.transcriptions.create
-        whole = await create(
-            model="omni", file=("a.wav", WAV), language="en", prompt="hello", temperature=0.2
-        )
-        assert whole.text == TEXT
-        text: Any = await create(model="omni", file=("a.wav", WAV), response_format="text")
-        assert text == TEXT + "\n"
-        verbose = await create(model="omni", file=("a.wav", WAV), response_format="verbose_json")
-        assert (verbose.text, verbose.language, verbose.segments, verbose.words) == (TEXT, "und", None, None)
-        events = [event async for event in await create(model="omni", file=("a.wav", WAV), stream=True)]
-        assert events[-1].type == "transcript.text.done"
-        assert events[-1].text == TEXT
-
-
-async def test_the_form_of_open_webui_is_served() -> None:
-    generator = FakeGenerator()
-    response = await heard_by(generator, language="en")
-    assert response.json()["text"] == TEXT
-    assert only_task(generator).language == "en"
-
-
 # -- what the model is asked
 
 
@@ -173,13 +150,6 @@ async def test_language_prompt_and_temperature_reach_the_model(given: str, langu
     await heard_by(generator, language=given, prompt="Zyntrix", temperature="0.4")
     assert (only_task(generator).language, only_task(generator).hint) == (language, "Zyntrix")
     assert generator.last_request.sampling["thinker"].temperature == 0.4
-
-
-@pytest.mark.parametrize("container", ["WAV", "FLAC", "MP3", "OGG"])
-async def test_every_container_is_read(container: str) -> None:
-    generator = FakeGenerator()
-    await heard_by(generator, file=tone(container))
-    assert len(only_task(generator).audio.samples) == pytest.approx(8_000, abs=50)
 
 
 async def test_fields_of_other_servers_are_ignored() -> None:
@@ -364,12 +334,6 @@ async def test_what_is_no_form_is_refused(content_type: str, body: bytes, code: 
     async with http_client(app_of(FakeGenerator())) as client:
         response = await client.post(TRANSCRIBE, content=body, headers={"content-type": content_type})
     assert error_of(response)["code"] == code
-
-
-async def test_an_unknown_model_is_not_found() -> None:
-    for url in (TRANSCRIBE, TRANSLATE):
-        error = error_of(await post_form(app_of(FakeGenerator()), {"model": "whisper-1"}, WAV, url), 404)
-        assert (error["param"], error["code"]) == ("model", "model_not_found")
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": "true"}])

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -59,24 +58,6 @@ async def answer_to_handshake(app: ASGIApp, **options: Any) -> tuple[bytes, byte
     return head, rest
 
 
-async def test_text_and_bytes_go_both_ways() -> None:
-    async with served(echo) as (port, _):
-        protocols = [websockets.Subprotocol(name) for name in ("first", "second")]
-        async with websockets.connect(f"ws://127.0.0.1:{port}/", subprotocols=protocols) as session:
-            assert session.subprotocol == "first"
-            for message in ("wörld", b"\x00\xff", "", b""):
-                await session.send(message)
-                assert await session.recv() == message
-            await session.send(["in ", "two ", "pieces"])
-            assert await session.recv() == "in two pieces"
-
-
-async def test_a_client_that_answers_no_ping_is_cut_off() -> None:
-    _, rest = await answer_to_handshake(echo, ws_ping_interval=0.02, ws_ping_timeout=0.1)
-    assert rest.startswith(bytes([0x89, 4]))
-    assert rest.endswith(struct.pack("!H", 1011) + b"keepalive ping timeout")
-
-
 async def test_a_closed_session_is_refused_and_one_that_fails_is_an_error() -> None:
     async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "websocket.close"})
@@ -88,15 +69,6 @@ async def test_a_closed_session_is_refused_and_one_that_fails_is_an_error() -> N
         head, body = await answer_to_handshake(app)
         assert head.startswith(b"HTTP/1.1 " + status)
         assert json.loads(body)["error"]["type"] == kind
-
-
-async def test_a_server_that_ends_says_so() -> None:
-    async with served(echo) as (port, server), websockets.connect(f"ws://127.0.0.1:{port}/") as session:
-        server.should_exit = True
-        with pytest.raises(websockets.ConnectionClosed) as closed:
-            await session.recv()
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1012
 
 
 async def test_nothing_more_is_read_before_a_message_has_been_taken() -> None:

@@ -22,15 +22,6 @@ def pcm(*parts: npt.NDArray[np.float32]) -> Samples:
     return np.rint(np.concatenate(parts) * 32767).astype(np.int16)
 
 
-def test_what_is_appended_is_what_is_committed() -> None:
-    buffer = buffer_of(None)
-    sound = pcm(voice(1.0))
-    for begin in range(0, len(sound), 777):
-        assert list(buffer.append(sound[begin : begin + 777])) == []
-    assert np.array_equal(buffer.commit(), sound)
-    assert buffer.seconds == 0
-
-
 def test_a_buffer_that_is_full_takes_nothing_more_and_keeps_what_it_has() -> None:
     buffer = buffer_of(None, max_s=1.0)
     list(buffer.append(pcm(voice(0.9))))
