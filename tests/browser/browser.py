@@ -111,21 +111,13 @@ class Browser:
     def cdp(self, command: str, **arguments: object) -> Any:
         return self.driver.execute_cdp_cmd(command, arguments)
 
-    def emulate(
-        self, width: int, height: int, scheme: str = "light", *, reduced_motion: bool = False
-    ) -> None:
+    def emulate(self, width: int, height: int) -> None:
         self.cdp(
             "Emulation.setDeviceMetricsOverride",
             width=width,
             height=height,
             deviceScaleFactor=1,
             mobile=False,
-        )
-        motion = "reduce" if reduced_motion else "no-preference"
-        features = [("prefers-color-scheme", scheme), ("prefers-reduced-motion", motion)]
-        self.cdp(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": name, "value": value} for name, value in features],
         )
 
     def open(self, url: str, *, microphone: str = "granted", script: str = "") -> "WebPage":
@@ -203,11 +195,6 @@ class WebPage:
             selector,
         )
         return contents
-
-    def voices(self) -> list[str]:
-        """What there is to choose from."""
-        names: list[str] = self.js("[...document.querySelector('#voice').options].map(option => option.text)")
-        return names
 
     def choose(self, *files: Path) -> None:
         self.find("#files").send_keys("\n".join(str(file) for file in files))

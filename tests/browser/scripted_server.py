@@ -39,8 +39,6 @@ class ScriptedServer:
         self.state = ServerState(self.generator)
         self.key: str | None = None
         """Required under /v1/."""
-        self.voices: list[dict[str, str | None]] | None = None
-        """What `/v1/audio/voices` lists; None leaves that path to the application."""
         self._app: ASGIApp = create_app(self.state, ApiConfig())
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -55,12 +53,9 @@ class ScriptedServer:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._loop = asyncio.get_running_loop()
-        path = scope["path"]
-        if path.startswith("/v1/") and not self._is_let_in(scope):
+        if scope["path"].startswith("/v1/") and not self._is_let_in(scope):
             error = {"message": "Incorrect API key provided.", "type": "authentication_error", "param": None}
             return await _send_json(send, 401, {"error": error | {"code": "invalid_api_key"}})
-        if path == "/v1/audio/voices" and self.voices is not None:
-            return await _send_json(send, 200, {"voices": self.voices})
         return await self._app(scope, receive, send)
 
     def _is_let_in(self, scope: Scope) -> bool:

@@ -71,29 +71,6 @@ def test_audio_is_played_whole_and_without_a_gap(page: WebPage, server: Scripted
     assert [after - before for before, after in pairwise(starts)] == lengths[:-1]
 
 
-def test_timeline_shows_every_stage(page: WebPage) -> None:
-    page.ask("Hello")
-    page.wait_answered()
-    assert page.texts(".lane") == []  # until somebody wants to know
-    page.click("summary")
-    assert page.texts(".lane > span") == ["Request", "Text", "Speech", "Playback", ""]
-    label = page.js("document.querySelector('.timeline').getAttribute('aria-label')")
-    assert re.fullmatch(
-        r"Timeline: Request from .* s; Text from .* s; Speech from .* s; Playback from .* s\.", label
-    )
-    assert page.js("document.querySelectorAll('.played .span').length") == 1
-    assert page.text(".request-id").startswith("Request req_")
-
-
-def test_answer_can_be_heard_again(page: WebPage) -> None:
-    page.ask("Hello")
-    page.wait_answered()
-    assert page.num_samples() == len(SAMPLES)
-    page.click(".audio .play")
-    page.wait("!document.querySelector('.playing')")
-    assert page.num_samples() == 2 * len(SAMPLES)
-
-
 def test_stop_ends_the_answer_on_the_server_and_its_audio(page: WebPage, server: ScriptedServer) -> None:
     server.generator.script = [TextDelta("I could go on", (0,)), AudioDelta(0, np.tile(SECOND, 20)), Hang()]
     page.ask("Hello")
@@ -113,15 +90,6 @@ def test_stop_ends_the_answer_on_the_server_and_its_audio(page: WebPage, server:
         "role": "assistant",
         "content": "I could go on",
     }  # an answer that broke off has no id
-
-
-def test_escape_stops_the_answer(page: WebPage, server: ScriptedServer) -> None:
-    server.generator.script = [TextDelta("I could go on", (0,)), Hang()]
-    page.ask("Hello")
-    page.wait("document.querySelector('.answer > .text').textContent === 'I could go on'")
-    page.find("#text").send_keys("\ue00c")
-    page.wait_answered()
-    wait_until(server.generator.generations[0].closed.is_set)
 
 
 def test_new_question_cuts_the_answer_short_and_the_model_knows_what_it_had_said(
@@ -171,35 +139,6 @@ def test_answer_without_voice_has_text_only(page: WebPage, server: ScriptedServe
     page.ask("And then?")
     page.wait_answered(2)
     assert page.questions()[-1]["messages"][1] == {"role": "assistant", "content": TEXT}
-
-
-def test_chosen_voice_speaks(page: WebPage, server: ScriptedServer) -> None:
-    assert page.voices() == ["Chelsie", "Ethan"]
-    page.find("#voice").send_keys("Ethan")
-    page.ask("Hello")
-    page.wait_answered()
-    speech = server.generator.last_request.speech
-    assert speech is not None
-    assert speech.voice == "Ethan"
-
-
-def test_voices_are_those_that_the_server_lists_without_aliases(
-    page: WebPage, server: ScriptedServer
-) -> None:
-    server.voices = [
-        {"id": "Vivian", "name": "Vivian (calm)", "alias_of": None},
-        {"id": "Ethan", "name": "Ethan", "alias_of": None},
-        {"id": "alloy", "name": "alloy", "alias_of": "Vivian"},
-    ]
-    page.browser.driver.refresh()
-    page.wait_ready()
-    assert page.voices() == ["Vivian (calm)", "Ethan"]
-    server.generator.model_info = replace(MODEL, voices=("Vivian", "Ethan"), default_voice="Vivian")
-    page.ask("Hello")
-    page.wait_answered()
-    speech = server.generator.last_request.speech
-    assert speech is not None
-    assert speech.voice == "Vivian"
 
 
 def test_model_that_cannot_speak_is_not_asked_to(page: WebPage, server: ScriptedServer) -> None:

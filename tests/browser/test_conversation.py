@@ -1,17 +1,16 @@
 """A hands-free conversation: the browser's microphone hears somebody speak, pause, and speak again."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from omni_server.errors import InvalidRequestError
-from omni_server.types import AboutModel, AudioDelta, TextDelta, Transcribe
+from omni_server.types import AudioDelta, TextDelta
 from tests.browser.browser import Browser, WebPage
 from tests.browser.scripted_server import ScriptedServer
-from tests.unit.api.fake_generator import MODEL, Hang, finished
+from tests.unit.api.fake_generator import Hang, finished
 
 MINUTE = np.sin(np.arange(60 * 24_000, dtype=np.float32) / 20) * np.float32(0.5)
 LONG_ANSWER = [TextDelta("I could go on.", (0,)), AudioDelta(0, MINUTE), finished(codec_tokens=3000)]
@@ -120,21 +119,6 @@ def test_settings_count_and_leaving_the_tab_turns_the_microphone_off(
     page.click("#tab-conversation")
     assert page.texts("#talk-state") == ["Stopped"]
     assert microphones(page) == ["ended"]
-
-
-def test_a_model_that_understands_no_speech_says_so_and_writes_nothing_down(
-    page: WebPage, server: ScriptedServer
-) -> None:
-    server.generator.model_info = replace(MODEL, about=AboutModel(understands_speech=False))
-    page.browser.driver.refresh()
-    page.wait_ready()
-    assert page.texts("#talk-problem") == [
-        "This model does not understand speech: it cannot answer what you say. Ask it in the chat."
-    ]
-    page.click("#talk-toggle")
-    wait_for_state(page, "Speaking")
-    assert page.texts(".talk-turn.user .text")[0] == "(spoken)"
-    assert not any(isinstance(task, Transcribe) for task in server.generator.tasks)
 
 
 def test_refused_microphone_and_failed_answer_are_told(

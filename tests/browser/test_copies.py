@@ -54,15 +54,6 @@ def test_chat_is_copied_as_programs_that_ask_the_same(
         (tmp_path / "answer.wav").unlink()
 
 
-def test_answer_in_text_only_is_copied_so(page: WebPage, server: ScriptedServer, tmp_path: Path) -> None:
-    page.click("#speak")
-    page.ask(QUESTION)
-    page.wait_answered()
-    for run, selector in ((run_shell, ".as-curl"), (run_python, ".as-python")):
-        assert run(page.copied(selector), tmp_path).rstrip("\n") == TEXT
-        assert server.generator.last_request.speech is None
-
-
 def test_reading_is_copied_as_programs_that_save_it(
     page: WebPage, server: ScriptedServer, tmp_path: Path
 ) -> None:
@@ -88,10 +79,3 @@ def test_copies_hold_no_key_and_read_it_from_the_environment(
         program = page.copied(selector)
         assert "very-secret" not in program
         run(program, tmp_path, OPENAI_API_KEY="very-secret")
-
-
-def test_page_over_plain_http_copies_all_the_same(page: WebPage) -> None:
-    page.ask("Hello")
-    page.wait_answered()
-    page.js("void (navigator.clipboard.writeText = () => Promise.reject(new Error('not here')))")
-    assert page.copied(".as-curl").startswith("curl ")

@@ -4,7 +4,6 @@ from dataclasses import replace
 from itertools import product
 
 import httpx2
-from selenium.webdriver.common.keys import Keys
 
 from omni_server.types import AboutModel, TextPart
 from tests.browser.browser import Browser, WebPage
@@ -27,24 +26,6 @@ def test_banner_and_examples_are_those_of_the_model(browser: Browser, server: Sc
     assert page.texts("#banner") == ["This is a demo model. It knows little."]
 
 
-def test_model_that_says_nothing_has_no_banner_and_usual_examples(page: WebPage) -> None:
-    assert page.texts("#banner") == []
-    assert len(page.texts("#examples button")) == 3
-
-
-def test_tabs_are_chosen_by_keys_and_kept_in_the_address(page: WebPage) -> None:
-    page.find("#tab-chat").send_keys(Keys.ARROW_LEFT)
-    assert page.js("document.activeElement.id") == "tab-transcribe"
-    page.browser.driver.switch_to.active_element.send_keys(Keys.ARROW_LEFT)
-    assert page.js("location.hash") == "#read-aloud"
-    page.browser.driver.refresh()
-    page.wait_ready()
-    assert page.js(
-        "[...document.querySelectorAll('[role=tabpanel]')].filter(e => !e.hidden).map(e => e.id)"
-    ) == ["read-aloud"]
-    assert page.js("document.querySelector('[role=tab][aria-selected=true]').textContent") == "Read aloud"
-
-
 def test_links_lead_to_pages_of_this_server(page: WebPage) -> None:
     page.click("#help-button")
     links = page.js(
@@ -61,31 +42,12 @@ def test_links_lead_to_pages_of_this_server(page: WebPage) -> None:
     assert page.console() == []
 
 
-def test_an_empty_chat_begins_with_its_microphone(browser: Browser, server: ScriptedServer) -> None:
-    examples = tuple(f"Here is example {number}." for number in range(8))
-    server.generator.model_info = replace(MODEL, about=AboutModel(f"{ABOUT.notice} " * 3, examples))
-    page = browser.open(server.url)
-    for width, height in ((360, 640), (390, 664), (390, 844), (844, 390), (1280, 600), (1920, 1080)):
-        browser.emulate(width, height)
-        browser.driver.refresh()
-        page.wait_ready()
-        shown = "document.querySelector('#chat-scroll').getBoundingClientRect()"
-        boxes = page.js(
-            """['#big-mic', '#welcome h2'].map(name => document.querySelector(name))
-               .filter(e => e.checkVisibility()).map(e => e.getBoundingClientRect()).map(b => [b.top, b.bottom])"""
-        )
-        assert len(boxes) == (1 if height == 390 else 2)
-        assert all(page.js(f"{shown}.top") <= top for top, _ in boxes)
-        assert all(bottom <= page.js(f"{shown}.bottom") for _, bottom in boxes)
-        assert page.js("document.querySelector('#tabs').offsetHeight") < 50  # one line
-
-
 def test_every_tab_fits_every_screen(browser: Browser, server: ScriptedServer) -> None:
     server.generator.model_info = replace(VERSATILE_MODEL, about=ABOUT)
     page = browser.open(server.url)
     page.wait_ready()
     for tab, (width, height) in product(
-        ("conversation", "read-aloud", "transcribe", "images"),
+        ("chat", "conversation", "read-aloud", "transcribe", "images"),
         ((360, 640), (390, 844), (844, 390), (1280, 800)),
     ):
         page.browser.emulate(width, height)

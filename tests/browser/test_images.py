@@ -14,7 +14,6 @@ from omni_server.images import ImageOutput, ImageProgress, ImageSize, PartialIma
 from omni_server.types import ImagePart, TextPart
 from tests.browser.browser import DOWNLOADS, MEDIA, Browser, WebPage, wait_until
 from tests.browser.scripted_server import ScriptedServer
-from tests.browser.test_access import accessible_controls
 from tests.unit.api.fake_generator import (
     EDITING_MODEL,
     IMAGE_MODEL,
@@ -78,22 +77,6 @@ def test_image_has_what_was_chosen_and_can_be_downloaded(page: WebPage, server: 
     assert page.console() == []
 
 
-def test_random_seed_is_shown_and_size_may_be_free(page: WebPage, server: ScriptedServer) -> None:
-    make(page, size="Other size", width="64", height="32")
-    wait_made(page)
-    first = made(server)
-    assert first.size == ImageSize(64, 32)
-    assert page.text("#image-status").startswith(f"64x32 pixels, seed {first.seed}, made in ")
-    assert "multiples of 16, up to 3:1, with at most 4,096 pixels" in page.text("#image-size-help")
-
-    fill(page, size="Automatic")
-    page.click("#image-start")
-    wait_until(lambda: len(server.generator.requests) == 2)
-    wait_made(page)
-    assert made(server).size is None
-    assert made(server).seed != first.seed
-
-
 def test_preview_is_seen_while_the_image_is_made_and_can_be_stopped(
     page: WebPage, server: ScriptedServer
 ) -> None:
@@ -141,23 +124,6 @@ def test_images_are_edited_in_their_order(page: WebPage, server: ScriptedServer,
     assert page.text("#image-status").startswith("32x32 pixels, seed 5, made in ")
 
 
-def test_refusal_is_told_and_a_missing_key_asked_for(page: WebPage, server: ScriptedServer) -> None:
-    server.generator.submit_error = InvalidRequestError("The prompt is too long.", param="prompt")
-    make(page)
-    wait_made(page)
-    assert page.texts("#image-problem") == ["The prompt is too long."]
-    assert page.texts("#image-result") == []
-
-    server.generator.submit_error = None
-    server.key = "right"
-    page.click("#image-start")
-    page.wait("document.querySelector('#key-dialog').open")
-    page.find("#key").send_keys("right\n")
-    wait_made(page)
-    assert page.texts("#image-problem") == []
-    assert len(page.texts("#image-download")) == 1
-
-
 def test_failure_after_a_preview_leaves_no_image(page: WebPage, server: ScriptedServer) -> None:
     preview = preview_of(ImageOutput(), 0)
     error = InvalidRequestError("The safety checker rejected it.")
@@ -166,20 +132,6 @@ def test_failure_after_a_preview_leaves_no_image(page: WebPage, server: Scripted
     wait_made(page)
     assert page.texts("#image-problem") == ["The safety checker rejected it."]
     assert page.texts("#image-result") == page.texts("#image-download") == []
-
-
-def test_server_that_only_makes_images_has_only_that_tab(page: WebPage) -> None:
-    assert page.texts("[role=tab]") == ["Images"]
-    assert page.js(
-        "[...document.querySelectorAll('[role=tabpanel]')].filter(e => !e.hidden).map(e => e.id)"
-    ) == ["images"]
-    assert page.texts("#settings-button") == []
-    assert page.texts("#image-title") == ["Make or edit an image"]
-    controls = accessible_controls(page)
-    assert [role for role, name in controls if not name.strip()] == []
-    names = {name for _, name in controls}
-    assert {"Prompt", "Negative prompt", "Add an image to edit", "Size", "Steps", "Seed"} <= names
-    assert {"Show previews", "Make the image"} <= names
 
 
 def test_tab_is_there_only_for_images_and_has_only_what_the_model_has(

@@ -1,12 +1,10 @@
 """Recordings and files on their way to the model."""
 
-from pathlib import Path
-
 import numpy as np
 import soundfile
 from selenium.webdriver.common.keys import Keys
 
-from omni_server.types import AudioPart, ContentPart, ImagePart, TextPart, VideoPart
+from omni_server.types import AudioPart, ContentPart, ImagePart, TextPart
 from tests.browser.browser import MEDIA, WebPage
 from tests.browser.scripted_server import ScriptedServer
 
@@ -64,37 +62,6 @@ def test_dropped_files_are_shown_and_sent(page: WebPage, server: ScriptedServer)
     assert np.abs(sound.samples - expected).max() <= 2 / 32768
     assert page.js("document.querySelector('.question img').naturalWidth") > 0
     assert page.texts("#attachments li") == []
-
-
-def test_chosen_mp3_and_video_are_sent(page: WebPage, server: ScriptedServer) -> None:
-    page.choose(MEDIA / "speech_hello.mp3", MEDIA / "ball.mp4")
-    page.click("#send")
-    page.wait_answered()
-    sound, video = asked(server)
-    assert isinstance(sound, AudioPart)
-    assert 1.5 * 16_000 < len(sound.samples) < 3 * 16_000
-    assert isinstance(video, VideoPart)
-
-
-def test_image_and_video_that_the_browser_cannot_show_are_named(page: WebPage, tmp_path: Path) -> None:
-    kinds = {"clip.mov": "video/quicktime", "photo.heic": "image/heic"}
-    for name in kinds:
-        (tmp_path / name).write_bytes(bytes(999))
-    page.drop(*((tmp_path / name, kind) for name, kind in kinds.items()))
-    page.wait("document.querySelectorAll('#attachments .file').length === 2")
-    assert page.texts("#attachments .file") == list(kinds)
-    page.click("#send")
-    page.wait("document.querySelectorAll('.question .file').length === 2")
-    page.wait_complete()
-
-
-def test_attachment_can_be_taken_back(page: WebPage, server: ScriptedServer) -> None:
-    page.choose(WAV[0], PNG[0])
-    page.find("[aria-label='Remove speech_hello.wav']").click()
-    page.wait_attached(1)
-    page.click("#send")
-    page.wait_answered()
-    assert [type(part) for part in asked(server)] == [ImagePart]
 
 
 def test_large_image_is_scaled_down_before_it_is_sent(page: WebPage, server: ScriptedServer) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import soundfile
 
-from omni_server.errors import OverloadedError
 from omni_server.types import AudioDelta, ReadAloud
 from tests.browser.browser import DOWNLOADS, Browser, WebPage
 from tests.browser.scripted_server import ScriptedServer
@@ -42,15 +41,6 @@ def test_text_is_heard_and_can_be_downloaded(page: WebPage, server: ScriptedServ
     samples, rate_hz = soundfile.read(io.BytesIO(content), dtype="float32")
     assert (name, rate_hz) == ("speech.wav", 24_000)
     assert np.abs(samples - SAMPLES).max() <= 1.5 / 32768
-
-
-def test_text_that_the_server_would_refuse_for_its_length_cannot_be_sent(page: WebPage) -> None:
-    page.js(
-        "(text => { text.value = '\\u{1F600}'.repeat(4097); text.dispatchEvent(new Event('input')); })"
-        "(document.querySelector('#read-text'))"
-    )
-    assert page.text("#read-count") == "4097 of 4096 characters: too long"
-    assert not page.find("#read-start").is_enabled()
 
 
 def test_voice_speed_and_format_reach_the_request_and_survive_a_reload(page: WebPage) -> None:
@@ -101,18 +91,3 @@ def test_audio_is_played_before_it_is_complete_and_can_be_stopped(
     page.wait("document.querySelector('#read-status').textContent === 'Stopped.'")
     assert page.js("window.stoppedSounds") > 0
     assert page.texts("#read-download") == []
-
-
-def test_refusal_is_told_and_a_missing_key_asked_for(page: WebPage, server: ScriptedServer) -> None:
-    server.generator.submit_error = OverloadedError("The server is at its limit; try again later.")
-    read(page)
-    wait_read(page)
-    assert page.texts("#read-problem") == ["The server is at its limit; try again later."]
-
-    server.generator.submit_error = None
-    server.key = "right"
-    page.click("#read-start")
-    page.wait("document.querySelector('#key-dialog').open")
-    page.find("#key").send_keys("right\n")
-    wait_read(page)
-    assert page.num_samples() == len(SAMPLES)

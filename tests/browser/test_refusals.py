@@ -1,26 +1,11 @@
 """What the page says when the server will not or cannot answer."""
 
-from dataclasses import replace
-
 from selenium.webdriver.common.keys import Keys
 
 from omni_server.errors import InvalidRequestError
 from tests.browser.browser import Browser, WebPage
 from tests.browser.scripted_server import ScriptedServer
-from tests.unit.api.fake_generator import MODEL, TEXT
-
-
-def test_unknown_model_is_told_and_the_served_one_found(page: WebPage, server: ScriptedServer) -> None:
-    server.generator.model_info = replace(MODEL, name="another", aliases=())
-    page.ask("Hello")
-    page.wait("document.querySelector('.failure').checkVisibility()")
-    assert page.texts(".failure p") == [
-        "The model 'org/omni-tiny' does not exist. This server serves: 'another'."
-    ]
-    page.wait("document.querySelector('#state-text').textContent === 'another'")
-    page.click(".retry")
-    page.wait_answered(2)
-    assert server.generator.last_request.messages[0].role == "user"
+from tests.unit.api.fake_generator import TEXT
 
 
 def test_draining_server_is_told_until_it_is_back(page: WebPage, server: ScriptedServer) -> None:
@@ -97,29 +82,3 @@ def test_key_is_asked_for_until_it_is_right_and_kept_in_the_tab_only(
     page.find("#key").send_keys("changed", Keys.ENTER)
     page.wait_answered(3)
     assert len(page.texts(".failure")) == 1
-
-
-def test_key_can_be_given_later(browser: Browser, server: ScriptedServer) -> None:
-    server.key = "right"
-    page = browser.open(server.url)
-    page.wait("document.querySelector('#key-dialog').open")
-    page.click("#key-cancel")
-    page.wait("document.querySelector('#state-text').textContent === 'Incorrect API key provided.'")
-    page.click("#key-button")
-    page.find("#key").send_keys("right", Keys.ENTER)
-    page.wait_ready()
-
-
-def test_refused_microphone_is_explained(browser: Browser, server: ScriptedServer) -> None:
-    page = browser.open(server.url, microphone="denied")
-    page.wait_ready()
-    page.click("#big-mic")
-    page.wait("!document.querySelector('#notice').hidden")
-    assert "does not let this page use the microphone" in page.text("#notice")
-    assert page.texts("#recording") == []
-
-
-def test_file_of_another_kind_is_refused(page: WebPage) -> None:
-    page.find("#files").send_keys(__file__)
-    page.wait("!document.querySelector('#notice').hidden")
-    assert page.text("#notice") == "“test_refusals.py” is not an audio, image or video file."

@@ -1,14 +1,11 @@
 """Audio files and the microphone, transcribed."""
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 
-from omni_server.types import AboutModel, TextDelta, Transcribe
+from omni_server.types import TextDelta, Transcribe
 from tests.browser.browser import MEDIA, Browser, WebPage, wait_until
 from tests.browser.scripted_server import ScriptedServer
-from tests.unit.api.fake_generator import MODEL, TEXT, Hang
+from tests.unit.api.fake_generator import TEXT, Hang
 
 WAV = (MEDIA / "speech_hello.wav", "audio/wav")
 
@@ -39,27 +36,6 @@ def test_dropped_file_is_transcribed(page: WebPage, server: ScriptedServer) -> N
     page.wait("window.scheduledSounds.length > 0")
 
 
-def test_a_model_that_understands_no_speech_is_told_of_before_anything_is_recorded(
-    browser: Browser, server: ScriptedServer
-) -> None:
-    server.generator.model_info = replace(MODEL, about=AboutModel(understands_speech=False))
-    page = browser.open(f"{server.url}#transcribe")
-    page.wait_ready()
-    assert page.texts("#transcribe-problem") == [
-        "This model does not understand speech: it cannot transcribe."
-    ]
-    assert page.js("document.querySelectorAll('#transcribe button:disabled').length") == 2
-
-
-def test_recording_is_transcribed(page: WebPage) -> None:
-    page.click("#transcribe-record")
-    page.wait("document.querySelector('#transcribe-record').textContent === 'Stop recording, 0:01'")
-    page.click("#transcribe-record")
-    wait_written(page)
-    assert page.texts("#transcript") == [TEXT]
-    assert page.texts("#transcribe-record") == ["Record"]
-
-
 def test_text_is_seen_while_it_is_made_and_can_be_stopped(page: WebPage, server: ScriptedServer) -> None:
     server.generator.script = [TextDelta("So far", (0,)), Hang()]
     page.drop_here(WAV)
@@ -68,12 +44,3 @@ def test_text_is_seen_while_it_is_made_and_can_be_stopped(page: WebPage, server:
     wait_written(page)
     wait_until(server.generator.generations[0].closed.is_set)
     assert page.texts("#transcript") == ["So far"]
-
-
-def test_file_of_another_kind_is_refused_in_words(page: WebPage, tmp_path: Path) -> None:
-    (tmp_path / "letter.wav").write_text("Dear reader, " * 99)
-    page.drop_here((tmp_path / "letter.wav", "audio/wav"))
-    wait_written(page)
-    (problem,) = page.texts("#transcribe-problem")
-    assert problem.startswith("Audio file might be corrupted or unsupported.")
-    assert page.texts("#transcript-name") == []
