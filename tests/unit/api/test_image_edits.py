@@ -1,7 +1,6 @@
 """`POST /v1/images/edits`."""
 
 import asyncio
-import base64
 import io
 import zlib
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from omni_server.images import ImageOutput, ImageSize
 from omni_server.media.limits import MediaLimits
 from omni_server.types import ImagePart, TextPart
 from tests.unit.api.asgi_call import AsgiCall
-from tests.unit.api.clients import app_of, error_of, http_client, openai_client
+from tests.unit.api.clients import app_of, error_of, http_client
 from tests.unit.api.fake_generator import (
     EDITING_MODEL,
     IMAGE_MODEL,
@@ -119,23 +118,6 @@ async def test_several_images_keep_their_order(names: Sequence[str]) -> None:
     light, dark = given_images(generator)
     np.testing.assert_array_equal(light, picture(200))
     np.testing.assert_array_equal(dark, picture(20))
-
-
-async def test_the_official_client_edits_and_streams() -> None:
-    generator = editor()
-    async with openai_client(app_of(generator)) as client:
-        answer = await client.images.edit(image=DARK, prompt=PROMPT, extra_body={"seed": 7})
-        assert len(given_images(generator)) == 1
-        stream = await client.images.edit(
-            image=[DARK, LIGHT], prompt=PROMPT, stream=True, partial_images=2, extra_body={"seed": 7}
-        )
-        events = [event async for event in stream]
-    assert len(given_images(generator)) == 2
-    assert [event.type for event in events] == ["image_edit.partial_image"] * 2 + ["image_edit.completed"]
-    assert answer.data is not None
-    assert events[-1].b64_json == answer.data[0].b64_json
-    wanted = image_of(ImageOutput(seed=7))
-    np.testing.assert_array_equal(pixels_of(base64.b64decode(events[-1].b64_json)), wanted)
 
 
 async def test_events_are_named_after_the_endpoint() -> None:
@@ -321,12 +303,6 @@ async def test_an_accepted_edit_that_waits_for_room_is_done_by_a_server_that_dra
         state.draining.set()
         leave.set()
         assert [(await answer).status_code for answer in running] == [200] * (LARGEST_IN_MEMORY + 1)
-
-
-async def test_json_is_no_form() -> None:
-    async with http_client(app_of(editor())) as client:
-        response = await client.post(EDITS_URL, json={"prompt": PROMPT})
-    assert error_of(response)["code"] == "invalid_content_type"
 
 
 async def test_a_client_that_leaves_ends_all_its_images() -> None:

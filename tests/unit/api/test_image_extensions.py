@@ -122,14 +122,6 @@ async def test_usage_counts_squares_of_16_pixels() -> None:
     }
 
 
-async def test_a_model_that_only_edits_says_where() -> None:
-    features = replace(EDITING_MODEL.image_features, needs_input_image=True)
-    generator = FakeGenerator(replace(EDITING_MODEL, image_features=features))
-    error = error_of(await ask(generator))
-    assert (error["param"], error["code"]) == ("model", "unsupported_value")
-    assert "/v1/images/edits" in error["message"]
-
-
 async def test_the_model_s_card_says_what_it_makes() -> None:
     async def card(model: ModelInfo, config: ApiConfig | None = None) -> dict[str, Any]:
         async with http_client(app_of(FakeGenerator(model), config)) as client:
