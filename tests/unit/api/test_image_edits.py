@@ -28,7 +28,6 @@ from tests.unit.api.fake_generator import (
     EDITING_MODEL,
     IMAGE_MODEL,
     FakeGenerator,
-    Hang,
     Wait,
     image_of,
     image_script,
@@ -151,13 +150,10 @@ async def test_an_automatic_size_within_the_limit_has_the_shape_of_the_first_ima
     ("fields", "files", "param", "code"),
     [
         ({"prompt": None}, None, "prompt", "missing_required_parameter"),
-        ({"prompt": " "}, None, "prompt", "empty_string"),
-        ({"prompt": "x" * 32_001}, None, "prompt", "string_above_max_length"),
         ({"prompt": "x" * 130_000}, None, None, "invalid_form"),
         ({}, [], "image", "missing_required_parameter"),
         ({"image": "https://example.org/a.png"}, [], "image", "invalid_type"),
         ({"image": "https://example.org/a.png"}, None, "image", "invalid_type"),
-        ({"image[]": "https://example.org/a.png"}, None, "image", "invalid_type"),
         ({"svg[model]": "x"}, None, "svg[model]", "unsupported_value"),
         ({"true_cfg_scale": "4"}, None, "true_cfg_scale", "invalid_value"),
         ({}, [("image", ("a", DARK)), ("mask", ("m", DARK))], "mask", "unsupported_value"),
@@ -173,16 +169,10 @@ async def test_an_automatic_size_within_the_limit_has_the_shape_of_the_first_ima
             "array_above_max_length",
         ),
         ({}, [("image[]", ("a", DARK))] * 30, None, "invalid_form"),
-        ({"n": "11"}, None, "n", "integer_above_max_value"),
         ({"n": "two"}, None, "n", "invalid_value"),
-        ({"size": "1000000000x1"}, None, "size", "invalid_value"),
         ({"guidance_scale": "nan"}, None, "guidance_scale", "decimal_above_max_value"),
-        ({"true_cfg_scale": "inf"}, None, "true_cfg_scale", "decimal_above_max_value"),
-        ({"num_inference_steps": "201"}, None, "num_inference_steps", "integer_above_max_value"),
         ({"stream": "perhaps"}, None, "stream", "invalid_value"),
         ({"input_fidelity": "high"}, None, "input_fidelity", "invalid_value"),
-        ({"response_format": "url"}, None, "response_format", "invalid_value"),
-        ({"background": "transparent"}, None, "background", "invalid_value"),
     ],
 )
 async def test_a_form_that_cannot_be_served_is_refused(
@@ -303,23 +293,3 @@ async def test_an_accepted_edit_that_waits_for_room_is_done_by_a_server_that_dra
         state.draining.set()
         leave.set()
         assert [(await answer).status_code for answer in running] == [200] * (LARGEST_IN_MEMORY + 1)
-
-
-async def test_a_client_that_leaves_ends_all_its_images() -> None:
-    generator = editor()
-    generator.script = [Hang()]
-    parts = [
-        b'--b\r\ncontent-disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (name, value)
-        for name, value in ((b"prompt", b"x"), (b"n", b"2"))
-    ]
-    parts.append(
-        b'--b\r\ncontent-disposition: form-data; name="image"; filename="a"\r\n\r\n' + DARK + b"\r\n"
-    )
-    call = AsgiCall(app_of(generator), path=EDITS_URL, raw_body=[*parts, b"--b--\r\n"])
-    call.set_content_type("multipart/form-data; boundary=b")
-    async with call:
-        while len(generator.generations) < 2:  # noqa: ASYNC110 - it tells of the first only
-            await asyncio.sleep(0)
-        call.leave()
-        for generation in generator.generations:
-            await asyncio.wait_for(generation.closed.wait(), 10)

@@ -140,43 +140,6 @@ async def test_requests_are_refused_while_the_server_cannot_serve(state: str, co
     assert generator.requests == []
 
 
-async def test_description_declares_the_envelope_on_every_operation() -> None:
-    async with http_client(app_of(FakeGenerator())) as client:
-        document = (await client.get("/openapi.json")).json()
-    assert document["openapi"].startswith("3.1")
-    chat_operation = document["paths"]["/v1/chat/completions"]["post"]
-    assert {"400", "404", "413", "500", "503"} <= set(chat_operation["responses"])
-    assert set(chat_operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
-    schemas = document["components"]["schemas"]
-    assert schemas["ChatCompletionRequest"]["required"] == ["model", "messages"]
-    for path in document["paths"].values():
-        for operation in path.values():
-            for status, response in operation["responses"].items():
-                if status != "200":
-                    schema = response["content"]["application/json"]["schema"]
-                    assert schema == {"$ref": "#/components/schemas/ErrorEnvelope"}
-    references = str(document).split("#/components/schemas/")[1:]
-    assert {reference.split("'")[0] for reference in references} <= set(schemas)
-
-
-async def test_description_says_what_needs_a_key() -> None:
-    config = ApiConfig(api_keys=("sk-correct-horse",), public_voice_lists=False)
-    async with http_client(
-        app_of(FakeGenerator(), config), headers={"Authorization": "Bearer sk-correct-horse"}
-    ) as c:
-        document = (await c.get("/openapi.json")).json()
-    assert document["components"]["securitySchemes"] == {"ApiKey": {"type": "http", "scheme": "bearer"}}
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            async with http_client(app_of(FakeGenerator(), config)) as client:
-                status = (await client.request(method, path)).status_code
-            assert operation.get("security", []) == ([{"ApiKey": []}] if status == 401 else [])
-            assert ("401" in operation["responses"]) == (status == 401)
-            assert "403" not in operation["responses"]
-    assert "security" in document["paths"]["/v1/audio/voices"]["get"]
-    assert "security" not in document["paths"]["/metrics"]["get"]
-
-
 async def test_description_without_keys_has_no_security_but_tells_of_other_sites() -> None:
     for config in (ApiConfig(), ApiConfig(host="0.0.0.0")):
         document = app_of(FakeGenerator(), config).openapi()

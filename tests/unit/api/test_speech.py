@@ -243,7 +243,6 @@ async def test_usage_of_a_long_text_is_that_of_all_passages() -> None:
     [
         ({"input": TEXT}, "model", "missing_required_parameter"),
         ({"model": "omni"}, "input", "missing_required_parameter"),
-        (speech(input=None), "input", "invalid_type"),
         (speech(""), "input", "empty_string"),
         (speech(" \n\t"), "input", "empty_string"),
         (speech("\0" * 4096), "input", "empty_string"),
@@ -255,10 +254,7 @@ async def test_usage_of_a_long_text_is_that_of_all_passages() -> None:
         (speech(response_format="m4a"), "response_format", "unsupported_value"),
         (speech(speed=0.1), "speed", "decimal_below_min_value"),
         (speech(speed=5), "speed", "integer_above_max_value"),
-        (speech(speed="1"), "speed", "invalid_type"),
-        (speech(voice=5), "voice", "invalid_type"),
         (speech(voice={"name": "Ethan"}), "voice", "invalid_type"),
-        (speech(seed=1.5), "seed", "invalid_type"),
         (speech(stage_sampling={"thinker": {}}), "stage_sampling.thinker", "unknown_parameter"),
     ],
 )

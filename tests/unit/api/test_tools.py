@@ -23,7 +23,7 @@ from omni_server.types import (
     ToolCallDelta,
     ToolUse,
 )
-from tests.unit.api.clients import SPEECH, app_of, chat, error_of, openai_client, post
+from tests.unit.api.clients import SPEECH, app_of, chat, error_of, post
 from tests.unit.api.fake_generator import MODEL, SAMPLES, TEXT, FakeGenerator, ScriptEntry, finished
 from tests.unit.api.schema import check_completion
 from tests.unit.api.sse_validator import StreamedAnswer, read_stream
@@ -300,20 +300,6 @@ async def test_what_is_said_before_a_call_has_audio() -> None:
     assert len(got["message"]["tool_calls"]) == 2
 
 
-async def test_official_clients_message_can_be_sent_back() -> None:
-    generator = calling(TextDelta("Let me see.", (1,)), AudioDelta(0, SAMPLES))
-    async with openai_client(app_of(generator)) as client:
-        arguments: Any = chat(**SPEECH, tools=TOOLS)
-        message = (await client.chat.completions.create(**arguments)).choices[0].message
-        arguments["messages"].append(message)
-        arguments["messages"].append({"role": "tool", "tool_call_id": "call_a", "content": "sunny"})
-        await client.chat.completions.create(**arguments)
-    _, assistant, result = generator.last_request.messages
-    assert assistant.content == (TextPart("Let me see."),)
-    assert assistant.tool_calls == (ToolCall("weather", PARIS), ToolCall("time", "{}"))
-    assert (result.role, result.content) == ("tool", (TextPart("sunny"),))
-
-
 # -- streams
 
 
@@ -329,13 +315,6 @@ async def test_streamed_call_has_id_and_name_once() -> None:
     assert pieces[1] == {"index": 0, "function": {"arguments": '{"city": '}}
     assert [piece["index"] for piece in pieces] == [0, 0, 0, 1, 1]
     assert (answer.finish_reason, answer.text) == ("tool_calls", "")
-
-
-async def test_streamed_call_in_an_answer_by_voice_has_no_audio() -> None:
-    answer = await stream_of(calling(), **PCM16, tools=TOOLS)
-    assert answer.audio_id is None
-    assert not [delta for delta in deltas_of(answer) if "audio" in delta]
-    assert answer.finish_reason == "tool_calls"
 
 
 async def test_streamed_audio_of_a_turn_with_tools_begins_with_the_first_word() -> None:
