@@ -35,6 +35,13 @@ async def test_body_that_is_not_json_is_refused(body: bytes) -> None:
     assert error_of(response)["code"] == "invalid_json"
 
 
+async def test_number_beyond_a_double_is_out_of_bounds() -> None:
+    body = b'{"model":"omni","messages":[{"role":"user","content":"hi"}],"temperature":1e999}'
+    async with http_client(app_of(FakeGenerator())) as client:
+        response = await client.post(URL, content=body, headers={"content-type": "application/json"})
+    assert error_of(response)["param"] == "temperature"
+
+
 @pytest.mark.parametrize(
     "content_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"]
 )

@@ -13,7 +13,7 @@ from omni_server.errors import OverloadedError, StageError
 from omni_server.generation import Generation
 from omni_server.types import OmniRequest, SampledToken, TextDelta, TokenLogprob
 from tests.unit.api.asgi_call import AsgiCall
-from tests.unit.api.clients import SPEECH, app_of, base64_of, chat, error_of, post, tone
+from tests.unit.api.clients import SPEECH, app_of, base64_of, chat, error_of, openai_client, post, tone
 from tests.unit.api.fake_generator import (
     PROMPT,
     TEXT,
@@ -129,6 +129,16 @@ async def test_one_failing_choice_fails_the_answer_and_ends_the_others(stream: b
     assert [generation.num_closed for generation in generator.generations] == [1, 1]
 
 
+async def test_official_accumulator_rebuilds_all_choices() -> None:
+    generator = EachItsOwn(saying("a", "b"), saying("c"))
+    async with (
+        openai_client(app_of(generator)) as client,
+        client.chat.completions.stream(**chat(n=2)) as events,
+    ):
+        completion = await events.get_final_completion()
+    assert [(choice.index, choice.message.content) for choice in completion.choices] == [(0, "ab"), (1, "c")]
+
+
 async def test_choice_that_is_not_admitted_ends_those_before() -> None:
     class Full(FakeGenerator):
         async def submit(self, request: OmniRequest) -> Generation:
@@ -240,3 +250,15 @@ async def test_text_of_an_answer_by_voice_is_in_content_where_the_server_is_told
     fields = SPEECH | {"audio": {"voice": "Ethan", "format": "pcm16"}, "stream": True}
     answer = read_stream((await post(app, chat(**fields))).text)
     assert answer.text == answer.transcript == TEXT
+
+
+async def test_official_accumulator_rebuilds_logprobs() -> None:
+    arguments: Any = chat(logprobs=True)
+    async with (
+        openai_client(app_of(FakeGenerator(script=SCRIPT))) as client,
+        client.chat.completions.stream(**arguments) as events,
+    ):
+        choice = (await events.get_final_completion()).choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert [entry.token for entry in choice.logprobs.content] == ["Hi ", "\ufffd", "\ufffd", "<|x|>"]

@@ -140,6 +140,25 @@ async def test_requests_are_refused_while_the_server_cannot_serve(state: str, co
     assert generator.requests == []
 
 
+async def test_description_declares_the_envelope_on_every_operation() -> None:
+    async with http_client(app_of(FakeGenerator())) as client:
+        document = (await client.get("/openapi.json")).json()
+    assert document["openapi"].startswith("3.1")
+    chat_operation = document["paths"]["/v1/chat/completions"]["post"]
+    assert {"400", "404", "413", "500", "503"} <= set(chat_operation["responses"])
+    assert set(chat_operation["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+    schemas = document["components"]["schemas"]
+    assert schemas["ChatCompletionRequest"]["required"] == ["model", "messages"]
+    for path in document["paths"].values():
+        for operation in path.values():
+            for status, response in operation["responses"].items():
+                if status != "200":
+                    schema = response["content"]["application/json"]["schema"]
+                    assert schema == {"$ref": "#/components/schemas/ErrorEnvelope"}
+    references = str(document).split("#/components/schemas/")[1:]
+    assert {reference.split("'")[0] for reference in references} <= set(schemas)
+
+
 async def test_description_without_keys_has_no_security_but_tells_of_other_sites() -> None:
     for config in (ApiConfig(), ApiConfig(host="0.0.0.0")):
         document = app_of(FakeGenerator(), config).openapi()

@@ -78,6 +78,11 @@ async def test_talker_has_no_sampling_without_speech() -> None:
     assert request.speech is None
 
 
+async def test_max_completion_tokens_wins() -> None:
+    request = await request_for(max_tokens=50, max_completion_tokens=1)
+    assert request.sampling["thinker"].max_tokens == 1
+
+
 async def test_fields_that_steer_single_tokens_act_on_the_thinker() -> None:
     request = await request_for(
         **SPEECH,

@@ -96,23 +96,6 @@ async def test_every_format_is_a_file_of_its_media_type(name: str, media_type: s
         assert np.abs(samples).max() > 10_000
 
 
-async def test_first_bytes_leave_before_the_last_are_made() -> None:
-    rest = asyncio.Event()
-    script = speech_script()
-    generator = FakeGenerator(script=[*script[:6], Wait(rest), *script[6:]])
-    async with AsgiCall(app_of(generator), speech(response_format="pcm"), path=SPEECH_URL) as call:
-        start = await call.message()
-        assert start["status"] == 200
-        assert b"content-length" not in dict(start["headers"])
-        first = (await call.message())["body"]
-        assert first == PCM[: PIECES[0]].tobytes()
-        rest.set()
-        messages = [await call.message()]
-        while messages[-1]["more_body"]:
-            messages.append(await call.message())
-    assert first + b"".join(message["body"] for message in messages) == PCM.tobytes()
-
-
 @pytest.mark.parametrize("name", FORMATS)
 async def test_events_hold_the_bytes_of_the_file(name: str) -> None:
     whole = await spoken_by(FakeGenerator(), response_format=name)
@@ -310,18 +293,6 @@ async def test_failure_before_the_first_sound_has_a_status_of_its_own(
 
 def failure_param(failure: Exception) -> str | None:
     return failure.param if isinstance(failure, OmniError) else None
-
-
-async def test_failure_after_the_first_sound_leaves_the_response_without_an_end() -> None:
-    generator = FakeGenerator(script=[FIRST_PIECE, StageDeadError("talker", "gone")])
-    async with AsgiCall(app_of(generator), speech(response_format="pcm"), path=SPEECH_URL) as call:
-        await call.task
-        messages = [await call.message(), await call.message()]
-        assert messages[1]["body"] == 6 * PCM[:1001].tobytes()
-        assert messages[1]["more_body"]
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(call.message(), 0.05)
-    assert generator.generations[0].num_closed == 1
 
 
 @pytest.mark.parametrize("audio_format", ["pcm", "mp3", "wav"])
