@@ -9,7 +9,7 @@ import pytest
 from omni_server.api.config import ApiConfig
 from omni_server.media.limits import MediaLimits
 from omni_server.types import AudioPart, ImagePart, VideoPart
-from tests.unit.api.clients import app_of, base64_of, chat, data_url, error_of, media, post, tone
+from tests.unit.api.clients import app_of, base64_of, chat, data_url, error_of, media, post, request_for, tone
 from tests.unit.api.fake_generator import MODEL, FakeGenerator
 from tests.unit.media.containers import LIVE_WEBM, record
 
@@ -36,13 +36,6 @@ def video(data: bytes) -> dict[str, Any]:
 
 
 HEARD = {"mm_processor_kwargs": {"use_audio_in_video": True}}
-
-
-async def parts_of(*content: dict[str, Any]) -> tuple[Any, ...]:
-    generator = FakeGenerator()
-    response = await post(app_of(generator), chat(list(content)))
-    assert response.status_code == 200, response.text
-    return generator.last_request.messages[0].content
 
 
 async def media_error(*content: dict[str, Any], config: ApiConfig | None = None) -> dict[str, Any]:
@@ -76,13 +69,13 @@ async def media_error(*content: dict[str, Any], config: ApiConfig | None = None)
     ],
 )
 async def test_sound_is_accepted_in_every_spelling(part: dict[str, Any]) -> None:
-    (audio,) = await parts_of(part)
+    (audio,) = (await request_for([part])).messages[0].content
     assert isinstance(audio, AudioPart)
     assert audio.samples.size >= 8_000
 
 
 async def test_bytes_overrule_the_declared_audio_format() -> None:
-    (audio,) = await parts_of(input_audio(base64_of(tone()), "mp3"))
+    (audio,) = (await request_for([input_audio(base64_of(tone()), "mp3")])).messages[0].content
     assert audio.samples.size == 8_000
 
 
@@ -96,7 +89,7 @@ async def test_bytes_overrule_the_declared_audio_format() -> None:
     ],
 )
 async def test_pictures_are_accepted_in_every_spelling(part: dict[str, Any]) -> None:
-    (picture,) = await parts_of(part)
+    (picture,) = (await request_for([part])).messages[0].content
     assert isinstance(picture, ImagePart)
 
 

@@ -4,16 +4,8 @@ from typing import Any
 
 import pytest
 
-from omni_server.types import OmniRequest, SamplingConfig, SpeechOutput
-from tests.unit.api.clients import SPEECH, app_of, chat, post
-from tests.unit.api.fake_generator import FakeGenerator
-
-
-async def request_for(**fields: Any) -> OmniRequest:
-    generator = FakeGenerator()
-    response = await post(app_of(generator), chat(**fields))
-    assert response.status_code == 200, response.text
-    return generator.last_request
+from omni_server.types import SamplingConfig, SpeechOutput
+from tests.unit.api.clients import SPEECH, request_for
 
 
 async def test_fields_of_the_request_act_on_the_thinker_only() -> None:

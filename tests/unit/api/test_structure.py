@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from omni_server.types import StructuredOutput
-from tests.unit.api.clients import app_of, chat, post
-from tests.unit.api.fake_generator import FakeGenerator
+from tests.unit.api.clients import request_for
 from tests.unit.api.test_bad_requests import tool
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -15,10 +14,7 @@ ANY_OBJECT = '{"type": "object"}'
 
 
 async def structure_of(**fields: Any) -> StructuredOutput | None:
-    generator = FakeGenerator()
-    response = await post(app_of(generator), chat(**fields))
-    assert response.status_code == 200, response.text
-    return generator.last_request.structured_output
+    return (await request_for(**fields)).structured_output
 
 
 def json_schema(**fields: Any) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from omni_server.types import (
     AudioDelta,
     FinishReason,
     FunctionTool,
-    OmniRequest,
     SampledToken,
     TextDelta,
     TextPart,
@@ -23,7 +22,7 @@ from omni_server.types import (
     ToolCallDelta,
     ToolUse,
 )
-from tests.unit.api.clients import SPEECH, app_of, chat, error_of, openai_client, post
+from tests.unit.api.clients import SPEECH, app_of, chat, error_of, openai_client, post, request_for
 from tests.unit.api.fake_generator import MODEL, SAMPLES, TEXT, FakeGenerator, ScriptEntry, finished
 from tests.unit.api.schema import check_completion
 from tests.unit.api.sse_validator import StreamedAnswer, read_stream
@@ -51,14 +50,7 @@ def calling(*before: ScriptEntry, reason: FinishReason = "tool_calls") -> FakeGe
 
 
 async def tools_of(**fields: Any) -> ToolUse | None:
-    return (await request_of(**fields)).tools
-
-
-async def request_of(**fields: Any) -> OmniRequest:
-    generator = FakeGenerator()
-    response = await post(app_of(generator), chat(**fields))
-    assert response.status_code == 200, response.text
-    return generator.last_request
+    return (await request_for(**fields)).tools
 
 
 async def answer_of(generator: FakeGenerator, **fields: Any) -> dict[str, Any]:

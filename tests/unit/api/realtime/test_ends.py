@@ -106,8 +106,7 @@ async def test_a_server_that_stops_finishes_the_answer_and_says_goodbye() -> Non
 async def test_a_server_that_aborts_fails_the_answer_and_says_goodbye() -> None:
     async with RealtimeClient(FakeGenerator(script=ENDLESS)) as client:
         await client.opened()
-        await client.send("response.create")
-        await client.until("response.output_audio.delta")
+        await client.begin()
         client.state.draining.set()
         client.state.abort(OverloadedError("The server is shutting down.", code="server_shutting_down"))
         response = (await client.until("response.done"))["response"]

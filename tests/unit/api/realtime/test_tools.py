@@ -32,8 +32,7 @@ async def test_a_call_is_made_answered_and_spoken_about() -> None:
         assert client.events[-1]["session"]["tools"][0] == WEATHER
         await client.say("What is the weather in Oslo?")
         first = len(client.events)
-        await client.send("response.create")
-        done = (await client.until("response.done"))["response"]
+        done = await client.answer()
         assert [event["type"] for event in client.events[first:]] == [
             "response.created",
             "response.output_item.added",
@@ -56,8 +55,7 @@ async def test_a_call_is_made_answered_and_spoken_about() -> None:
         result = {"type": "function_call_output", "call_id": "call_1", "output": "sunny"}
         await client.send("conversation.item.create", item=result)
         assert (await client.next())["item"]["output"] == "sunny"
-        await client.send("response.create")
-        done = (await client.until("response.done"))["response"]
+        done = await client.answer()
         assert done["output"][0]["content"][0]["type"] == "output_audio"
         request = generator.last_request
         assert request.messages[1:] == (
@@ -82,8 +80,7 @@ async def test_calls_follow_the_audio_of_what_is_said_before_them() -> None:
     ]
     async with RealtimeClient(FakeGenerator(script=script)) as client:
         await client.opened(tools=[WEATHER, TIME])
-        await client.send("response.create")
-        done = (await client.until("response.done"))["response"]
+        done = await client.answer()
         types = client.types()
         last_audio = len(types) - 1 - types[::-1].index("response.output_audio.delta")
         assert last_audio < types.index("response.function_call_arguments.delta")
@@ -104,8 +101,7 @@ async def test_calls_follow_the_audio_of_what_is_said_before_them() -> None:
 async def test_an_answer_of_nothing_is_an_empty_message() -> None:
     async with RealtimeClient(FakeGenerator(script=[TextDone("stop"), finished()])) as client:
         await client.opened(tools=[WEATHER])
-        await client.send("response.create")
-        done = (await client.until("response.done"))["response"]
+        done = await client.answer()
         assert done["output"][0]["content"][0]["transcript"] == ""
 
 
@@ -122,8 +118,7 @@ async def test_a_call_that_was_interrupted_is_not_run_and_not_remembered() -> No
         assert done["output"][0]["status"] == "incomplete"
         assert not client.of_type("response.function_call_arguments.done")
         generator.script = None
-        await client.send("response.create")
-        await client.until("response.done")
+        await client.answer()
         assert [message.role for message in generator.last_request.messages] == ["user"]
 
 
@@ -141,8 +136,7 @@ async def test_the_choice_says_what_may_be_called(
 ) -> None:
     async with RealtimeClient() as client:
         await client.opened(tools=[WEATHER, TIME])
-        await client.send("response.create", response={"tool_choice": choice})
-        await client.until("response.done")
+        await client.answer({"tool_choice": choice})
         use = client.generator.last_request.tools
         assert (None if use is None else (use.callable_names, use.is_required)) == expected
 
@@ -152,13 +146,11 @@ async def test_a_session_may_ask_for_one_call_at_a_time(*, is_parallel: bool) ->
     async with RealtimeClient() as client:
         await client.opened(tools=[WEATHER, TIME], parallel_tool_calls=is_parallel)
         assert client.events[-1]["session"]["parallel_tool_calls"] == is_parallel
-        await client.send("response.create")
-        await client.until("response.done")
+        await client.answer()
         use = client.generator.last_request.tools
         assert use is not None
         assert use.is_parallel == is_parallel
-        await client.send("response.create", response={"parallel_tool_calls": not is_parallel})
-        await client.until("response.done")
+        await client.answer({"parallel_tool_calls": not is_parallel})
         use = client.generator.last_request.tools
         assert use is not None
         assert use.is_parallel != is_parallel
@@ -178,8 +170,7 @@ async def test_the_output_of_an_unknown_call_is_refused() -> None:
         await client.send("conversation.item.create", item=call | {"call_id": None})
         call_id = (await client.until("conversation.item.done"))["item"]["call_id"]
         own = [call | {"call_id": call_id}, result | {"call_id": call_id}]
-        await client.send("response.create", response={"input": own})
-        await client.until("response.done")
+        await client.answer({"input": own})
         assert [message.role for message in client.generator.last_request.messages] == ["assistant", "tool"]
 
 
