@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.state import ServerState
+from omni_server.types import OmniRequest
 from tests.unit.api.fake_generator import FakeGenerator
 from tests.unit.api.schema import check_error
 
@@ -44,6 +45,14 @@ def chat(content: Any = "hi", **fields: Any) -> dict[str, Any]:
 async def post(app: FastAPI, body: Any, headers: Mapping[str, str] | None = None) -> httpx2.Response:
     async with http_client(app) as client:
         return await client.post(URL, json=body, headers=headers)
+
+
+async def request_for(content: Any = "hi", **fields: Any) -> OmniRequest:
+    """What reaches the generator of a chat that is answered."""
+    generator = FakeGenerator()
+    response = await post(app_of(generator), chat(content, **fields))
+    assert response.status_code == 200, response.text
+    return generator.last_request
 
 
 def error_of(response: httpx2.Response, status: int = 400) -> dict[str, Any]:

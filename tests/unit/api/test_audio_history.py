@@ -12,9 +12,3 @@ def test_the_oldest_answer_is_forgotten_when_there_are_too_many() -> None:
         "said second",
         "said third",
     ]
-
-
-def test_another_caller_cannot_refer_to_an_answer() -> None:
-    history = AudioHistory(60, 2)
-    history.add("key-1", "answer", "a secret")
-    assert history.transcript("key-2", "answer") is None

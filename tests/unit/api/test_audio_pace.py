@@ -183,8 +183,7 @@ def test_a_realtime_response_keeps_the_pace() -> None:
         state = state_with(3.0, FakeGenerator(script=[*SPEECH, finished()]))
         async with RealtimeClient(state=state) as client:
             await client.opened()
-            await client.send("response.create")
-            await client.until("response.done")
+            await client.answer()
             return asyncio.get_running_loop().time()
 
     assert run(answer_s) == pytest.approx(6)

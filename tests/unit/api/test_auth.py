@@ -1,6 +1,5 @@
 """API keys: what needs one, what is open, and that WebSockets are covered."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,12 +7,11 @@ from typing import Any
 import httpx2
 import pytest
 from fastapi import WebSocket
-from openai import AsyncOpenAI, AuthenticationError
 from starlette.types import ASGIApp
 
 from omni_server.api.access import ApiKeys, read_key_file
 from omni_server.api.app import create_app
-from omni_server.api.config import ApiConfig, CorsRules
+from omni_server.api.config import ApiConfig
 from omni_server.api.request_record import current_request
 from omni_server.api.state import ServerState
 from omni_server.errors import ConfigError
@@ -71,17 +69,6 @@ async def test_without_a_known_key_there_is_401(headers: dict[str, str], method:
     assert generator.requests == []
 
 
-async def test_official_client_raises_its_own_error() -> None:
-    app = app_of(FakeGenerator(), GUARDED)
-    async with AsyncOpenAI(
-        base_url="http://localhost/v1", api_key="wrong", max_retries=0, http_client=http_client(app)
-    ) as client:
-        with pytest.raises(AuthenticationError) as caught:
-            await client.models.list()
-    assert caught.value.code == "invalid_api_key"
-    assert "wrong" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "path",
     ["/health", "/healthz", "/ready", "/readyz", "/live", "/livez", "/ping", "/version", "/metrics", "/load"],
@@ -122,27 +109,6 @@ async def test_open_paths_are_open_behind_a_prefix_and_no_others() -> None:
         for path in ("/omni/v1/models", "/omnihealth", "/omni/omni/health", "/v1/models", "/health/"):
             error_of(await client.get(path), 401)
         assert (await client.get("/omni/v1/models", headers=bearer(KEY))).status_code == 200
-
-
-async def test_without_keys_any_key_is_accepted() -> None:
-    async with http_client(app_of(FakeGenerator()), headers=bearer("EMPTY")) as client:
-        assert (await client.get("/v1/models")).status_code == 200
-
-
-async def test_the_caller_has_a_name_that_is_not_the_key() -> None:
-    app = app_of(FakeGenerator(), GUARDED)
-    names: list[str] = []
-
-    @app.get("/v1/who")
-    async def who() -> None:
-        record = current_request()
-        assert record is not None
-        names.append(record.caller)
-
-    async with http_client(app) as client:
-        for key in (OTHER_KEY, KEY, OTHER_KEY):
-            await client.get("/v1/who", headers=bearer(key))
-    assert names == ["key-2", "key-1", "key-2"]
 
 
 async def test_the_callers_name_is_told_to_the_stages() -> None:
@@ -266,40 +232,3 @@ async def test_websocket_without_a_known_key_is_answered_with_401(
     headers_sent = dict(call.sent[0]["headers"])
     assert headers_sent[b"www-authenticate"].startswith(b"Bearer")
     assert headers_sent[b"x-request-id"].startswith(b"req_")
-
-
-@pytest.mark.parametrize(
-    ("origin", "status"),
-    [
-        (None, 101),
-        ("http://localhost:8091", 101),
-        ("http://evil.example", 403),
-        ("http://LOCALHOST:8091", 101),
-        ("null", 403),
-        ("", 403),
-        ("http://[", 403),
-        ("https://ok.example", 101),
-    ],
-)
-async def test_websocket_of_another_site_is_refused_where_no_key_protects(
-    origin: str | None, status: int
-) -> None:
-    headers = {} if origin is None else {"Origin": origin}
-    call = await WebSocketCall(headers).run(
-        ApiConfig(cors=CorsRules(allowed_origins=("https://ok.example",)))
-    )
-    assert call.status == status
-    if status == 403:
-        assert call.error()["code"] == "origin_not_allowed"
-    with_key = await WebSocketCall(headers | bearer(KEY)).run(GUARDED)
-    assert with_key.status == 101
-
-
-async def test_no_key_is_logged_even_at_debug(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    async with http_client(app_of(FakeGenerator(), GUARDED)) as client:
-        await client.post(URL, json=chat(), headers=bearer(KEY))
-        await client.post(URL, json=chat(), headers=bearer("sk-mistyped"))
-    assert "key-1" in caplog.text
-    assert KEY not in caplog.text
-    assert "sk-mistyped" not in caplog.text

@@ -6,12 +6,10 @@ import re
 import time
 import wave
 
-import numpy as np
 import pytest
 
 from omni_server.api.config import ApiConfig
 from omni_server.types import TextPart
-from tests.audio_files import read_audio
 from tests.unit.api.clients import SPEECH, app_of, chat, error_of, http_client, openai_client, post
 from tests.unit.api.fake_generator import SAMPLES, TEXT, FakeGenerator, finished, text_script
 from tests.unit.api.schema import check_completion
@@ -70,35 +68,6 @@ async def test_spoken_answer_has_audio_with_transcript_and_null_content() -> Non
         assert file.getnframes() == SAMPLES.size
 
 
-@pytest.mark.parametrize("audio_format", ["wav", "mp3", "flac", "opus", "aac"])
-async def test_every_file_format_can_be_decoded(audio_format: str) -> None:
-    body = (
-        await post(
-            app_of(FakeGenerator()), chat(**SPEECH | {"audio": {"voice": "Ethan", "format": audio_format}})
-        )
-    ).json()
-    data = base64.b64decode(body["choices"][0]["message"]["audio"]["data"])
-    samples = read_audio(data)
-    # The lossy formats pad to whole frames of theirs.
-    assert SAMPLES.size <= samples.size <= SAMPLES.size + 4000
-    if audio_format in ("wav", "flac"):
-        np.testing.assert_allclose(samples / 32_768, SAMPLES, atol=1 / 32_000)
-
-
-@pytest.mark.parametrize("name", ["pcm16", "pcm"])
-async def test_pcm16_is_headerless(name: str) -> None:
-    body = (
-        await post(app_of(FakeGenerator()), chat(**SPEECH | {"audio": {"voice": "Ethan", "format": name}}))
-    ).json()
-    data = base64.b64decode(body["choices"][0]["message"]["audio"]["data"])
-    np.testing.assert_allclose(np.frombuffer(data, "<i2") / 32768, SAMPLES, atol=1 / 32_000)
-
-
-async def test_modalities_of_audio_alone_are_answered_with_a_transcript_too() -> None:
-    body = (await post(app_of(FakeGenerator()), chat(**SPEECH | {"modalities": ["audio"]}))).json()
-    assert body["choices"][0]["message"]["audio"]["transcript"] == TEXT
-
-
 @pytest.mark.parametrize("audio", [SPEECH["audio"], {}, {"voice": "nobody", "format": "webm"}])
 async def test_audio_object_without_the_modality_is_ignored(audio: dict[str, str]) -> None:
     body = (await post(app_of(FakeGenerator()), chat(audio=audio))).json()
@@ -125,39 +94,6 @@ async def test_generation_is_closed_after_the_answer() -> None:
     assert generator.generations[0].num_closed == 1
 
 
-async def test_official_client_reads_text_and_speech() -> None:
-    async with openai_client(app_of(FakeGenerator())) as client:
-        text = await client.chat.completions.create(
-            model="omni", messages=[{"role": "user", "content": "hi"}]
-        )
-        assert text.choices[0].message.content == TEXT
-        speech = await client.chat.completions.create(
-            model="omni",
-            messages=[{"role": "user", "content": "hi"}],
-            modalities=["text", "audio"],
-            audio={"voice": "alloy", "format": "pcm16"},
-        )
-    audio = speech.choices[0].message.audio
-    assert audio is not None
-    assert audio.transcript == TEXT
-    assert len(base64.b64decode(audio.data)) == 2 * SAMPLES.size
-    assert speech.usage is not None
-    assert speech.usage.completion_tokens_details is not None
-    assert speech.usage.completion_tokens_details.audio_tokens == 5
-
-
-async def test_earlier_answer_is_found_by_its_audio_id() -> None:
-    generator = FakeGenerator()
-    app = app_of(generator)
-    first = (await post(app, chat(**SPEECH))).json()
-    audio_id = first["choices"][0]["message"]["audio"]["id"]
-    turns = [{"role": "assistant", "audio": {"id": audio_id}}, {"role": "user", "content": "again"}]
-    body = chat()
-    body["messages"] += turns
-    assert (await post(app, body)).status_code == 200
-    assert generator.last_request.messages[1].content == (TextPart(TEXT),)
-
-
 async def test_message_of_the_official_client_can_be_sent_back_whole() -> None:
     generator = FakeGenerator()
     async with openai_client(app_of(generator)) as client:
@@ -180,13 +116,6 @@ async def test_content_of_an_assistant_turn_comes_before_its_audio() -> None:
     body["messages"].insert(0, {"role": "assistant", "content": "said", "audio": {"id": "audio_unknown"}})
     assert (await post(app_of(generator), body)).status_code == 200
     assert generator.last_request.messages[0].content == (TextPart("said"),)
-
-
-async def test_unknown_audio_id_is_the_clients_mistake() -> None:
-    body = chat()
-    body["messages"].append({"role": "assistant", "content": None, "audio": {"id": "audio_unknown"}})
-    error = error_of(await post(app_of(FakeGenerator()), body))
-    assert (error["param"], error["code"]) == ("messages[1].audio.id", "audio_not_found")
 
 
 async def test_expired_audio_id_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:

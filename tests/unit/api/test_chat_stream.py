@@ -1,21 +1,15 @@
 """Streamed answers, byte by byte and through the official client."""
 
-import base64
-import io
-import wave
-
 import httpx2
 import numpy as np
 import pytest
-import soundfile
 from openai import APIError
 
 from omni_server.api.config import ApiConfig
 from omni_server.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, StageDeadError
 from omni_server.types import AudioDelta, TextDelta
-from tests.audio_files import read_audio
 from tests.unit.api.asgi_call import AsgiCall
-from tests.unit.api.clients import SPEECH, URL, app_of, chat, error_of, http_client, openai_client, post
+from tests.unit.api.clients import SPEECH, app_of, chat, error_of, openai_client, post
 from tests.unit.api.fake_generator import (
     PIECES,
     SAMPLES,
@@ -48,14 +42,6 @@ async def test_headers_tell_proxies_not_to_collect_the_stream() -> None:
     assert "content-length" not in headers
 
 
-async def test_streams_are_not_compressed() -> None:
-    """A compressor would collect them."""
-    async with http_client(app_of(FakeGenerator()), headers={"accept-encoding": "gzip, br"}) as client:
-        response = await client.post(URL, json=chat(stream=True))
-    assert "content-encoding" not in response.headers
-    read_stream(response.text)
-
-
 async def test_text_stream_is_role_then_content_then_finish() -> None:
     answer = read_stream((await stream(FakeGenerator(), stream=True)).text)
     assert answer.chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
@@ -71,10 +57,6 @@ async def test_text_stream_carries_length_and_usage() -> None:
     assert answer.finish_reason == "length"
     assert answer.usage is not None
     assert answer.usage["completion_tokens"] == 6
-
-
-async def test_include_usage_false_adds_no_usage() -> None:
-    read_stream((await stream(FakeGenerator(), stream=True, stream_options={"include_usage": False})).text)
 
 
 async def test_speech_stream_interleaves_transcript_and_samples() -> None:
@@ -101,26 +83,6 @@ async def test_short_pieces_wait_until_they_fill_a_delta() -> None:
     assert 3 <= sum("data" in part for part in audio) <= len(PIECES) + 1
 
 
-async def test_wav_stream_has_one_header_and_can_be_read_as_a_file() -> None:
-    fields = PCM16 | {"audio": {"voice": "Ethan", "format": "wav"}}
-    answer = read_stream((await stream(FakeGenerator(), **fields)).text)
-    assert answer.data.startswith(b"RIFF")
-    assert answer.data.count(b"RIFF") == 1
-    samples, rate = soundfile.read(io.BytesIO(answer.data), dtype="float32")
-    assert rate == 24_000
-    np.testing.assert_allclose(samples, SAMPLES, atol=1 / 32_000)
-    with wave.open(io.BytesIO(answer.data)) as file:
-        assert len(file.readframes(10**6)) == 2 * SAMPLES.size
-
-
-async def test_stream_and_whole_answer_hold_the_same_speech() -> None:
-    whole = (await post(app_of(FakeGenerator()), chat(**PCM16 | {"stream": False}))).json()
-    audio = whole["choices"][0]["message"]["audio"]
-    answer = read_stream((await stream(FakeGenerator(), **PCM16)).text)
-    assert base64.b64decode(audio["data"]) == answer.data
-    assert audio["transcript"] == answer.transcript
-
-
 @pytest.mark.parametrize("audio_format", ["pcm16", "wav"])
 async def test_speech_stream_without_samples_is_complete(audio_format: str) -> None:
     script: list[ScriptEntry] = [TextDelta("a", (1,)), finished()]
@@ -135,16 +97,6 @@ async def test_audio_of_a_stream_can_be_referred_to_later() -> None:
     body = chat()
     body["messages"].append({"role": "assistant", "audio": {"id": answer.audio_id}})
     assert (await post(app, body)).status_code == 200
-
-
-@pytest.mark.parametrize("audio_format", ["mp3", "flac", "opus", "aac"])
-async def test_compressed_audio_is_streamed_as_one_file(audio_format: str) -> None:
-    fields = PCM16 | {"audio": {"voice": "Ethan", "format": audio_format}}
-    answer = read_stream((await post(app_of(FakeGenerator()), chat(**fields))).text)
-    samples = read_audio(answer.data)
-    assert SAMPLES.size <= samples.size <= SAMPLES.size + 4000
-    if audio_format == "flac":
-        np.testing.assert_allclose(samples / 32_768, SAMPLES, atol=1 / 32_000)
 
 
 @pytest.mark.parametrize(
@@ -203,51 +155,6 @@ async def test_official_client_raises_for_a_failure_in_a_stream() -> None:
         with pytest.raises(APIError, match="thinker") as caught:
             [chunk async for chunk in chunks]
     assert caught.value.code == "engine_dead"
-
-
-async def test_official_client_iterates_a_speech_stream() -> None:
-    transcript, data = "", b""
-    async with openai_client(app_of(FakeGenerator())) as client:
-        async for chunk in await client.chat.completions.create(**chat(**PCM16, **WITH_USAGE)):
-            for choice in chunk.choices:
-                audio = choice.delta.audio
-                if audio is not None:
-                    transcript += audio.transcript or ""
-                    data += base64.b64decode(audio.data or "")
-    assert transcript == TEXT
-    assert len(data) == 2 * SAMPLES.size
-
-
-async def test_official_accumulator_rebuilds_the_message() -> None:
-    fields = {key: value for key, value in chat(**PCM16, **WITH_USAGE).items() if key != "stream"}
-    async with (
-        openai_client(app_of(FakeGenerator())) as client,
-        client.chat.completions.stream(**fields) as events,
-    ):
-        completion = await events.get_final_completion()
-    choice = completion.choices[0]
-    assert choice.message.role == "assistant"
-    assert choice.message.content is None
-    assert choice.finish_reason == "stop"
-    audio = choice.message.audio
-    assert audio is not None
-    assert audio.id.count("audio_") == 1
-    assert audio.transcript == TEXT
-    assert 1_500_000_000 < audio.expires_at < 4_000_000_000
-    pcm = np.frombuffer(base64.b64decode(audio.data, validate=True), "<i2")
-    np.testing.assert_allclose(pcm / 32768, SAMPLES, atol=1 / 32_000)
-    assert completion.usage is not None
-    assert completion.usage.total_tokens == 31
-
-
-async def test_official_accumulator_rebuilds_text() -> None:
-    async with (
-        openai_client(app_of(FakeGenerator())) as client,
-        client.chat.completions.stream(**chat()) as events,
-    ):
-        completion = await events.get_final_completion()
-    assert completion.choices[0].message.content == TEXT
-    assert completion.choices[0].message.role == "assistant"
 
 
 async def test_silence_is_filled_with_comments() -> None:

@@ -95,12 +95,6 @@ async def test_without_a_seed_no_choice_has_one() -> None:
     assert [request.sampling["thinker"].seed for request in generator.requests] == [None, None]
 
 
-async def test_choices_of_an_answer_by_voice_are_refused() -> None:
-    error = error_of(await post(app_of(FakeGenerator()), chat(n=2, **SPEECH)))
-    assert (error["param"], error["code"]) == ("n", "unsupported_value")
-    assert (await post(app_of(FakeGenerator()), chat(n=1, **SPEECH))).status_code == 200
-
-
 async def test_streamed_choices_open_in_order_and_come_as_they_are_made() -> None:
     first = asyncio.Event()
     generator = EachItsOwn([Wait(first), *saying("a", "b")], saying("c", "d"))
@@ -124,16 +118,6 @@ async def test_streamed_choices_open_in_order_and_come_as_they_are_made() -> Non
     assert order == ["c", "d", "a", "b"]
 
 
-async def test_official_accumulator_rebuilds_all_choices() -> None:
-    generator = EachItsOwn(saying("a", "b"), saying("c"))
-    async with (
-        openai_client(app_of(generator)) as client,
-        client.chat.completions.stream(**chat(n=2)) as events,
-    ):
-        completion = await events.get_final_completion()
-    assert [(choice.index, choice.message.content) for choice in completion.choices] == [(0, "ab"), (1, "c")]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_one_failing_choice_fails_the_answer_and_ends_the_others(stream: bool) -> None:
     generator = EachItsOwn([Hang()], [TextDelta("a", (1,)), StageError("thinker", "broken")])
@@ -143,6 +127,16 @@ async def test_one_failing_choice_fails_the_answer_and_ends_the_others(stream: b
     else:
         error_of(response, 500)
     assert [generation.num_closed for generation in generator.generations] == [1, 1]
+
+
+async def test_official_accumulator_rebuilds_all_choices() -> None:
+    generator = EachItsOwn(saying("a", "b"), saying("c"))
+    async with (
+        openai_client(app_of(generator)) as client,
+        client.chat.completions.stream(**chat(n=2)) as events,
+    ):
+        completion = await events.get_final_completion()
+    assert [(choice.index, choice.message.content) for choice in completion.choices] == [(0, "ab"), (1, "c")]
 
 
 async def test_choice_that_is_not_admitted_ends_those_before() -> None:
@@ -246,18 +240,6 @@ async def test_streamed_logprobs_come_with_their_text(fields: dict[str, Any]) ->
     assert entries == (await logprobs_of(**fields))
 
 
-async def test_official_accumulator_rebuilds_logprobs() -> None:
-    arguments: Any = chat(logprobs=True)
-    async with (
-        openai_client(app_of(FakeGenerator(script=SCRIPT))) as client,
-        client.chat.completions.stream(**arguments) as events,
-    ):
-        choice = (await events.get_final_completion()).choices[0]
-    assert choice.logprobs is not None
-    assert choice.logprobs.content is not None
-    assert [entry.token for entry in choice.logprobs.content] == ["Hi ", "\ufffd", "\ufffd", "<|x|>"]
-
-
 # -- the text of answers by voice in `content`
 
 
@@ -268,3 +250,15 @@ async def test_text_of_an_answer_by_voice_is_in_content_where_the_server_is_told
     fields = SPEECH | {"audio": {"voice": "Ethan", "format": "pcm16"}, "stream": True}
     answer = read_stream((await post(app, chat(**fields))).text)
     assert answer.text == answer.transcript == TEXT
+
+
+async def test_official_accumulator_rebuilds_logprobs() -> None:
+    arguments: Any = chat(logprobs=True)
+    async with (
+        openai_client(app_of(FakeGenerator(script=SCRIPT))) as client,
+        client.chat.completions.stream(**arguments) as events,
+    ):
+        choice = (await events.get_final_completion()).choices[0]
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert [entry.token for entry in choice.logprobs.content] == ["Hi ", "\ufffd", "\ufffd", "<|x|>"]

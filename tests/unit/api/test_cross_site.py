@@ -17,6 +17,7 @@ OTHERS = [
     {"Origin": "https://evil.example"},
     {"Origin": "null"},
     {"Origin": ""},
+    {"Origin": "http://["},
     {"Origin": "http://localhost:3000", "Sec-Fetch-Site": "same-site"},
     {"Origin": OWN, "Sec-Fetch-Site": "cross-site"},
     {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
@@ -28,6 +29,7 @@ WELCOME = [
     {"Sec-Fetch-Site": "same-origin"},
     {"Sec-Fetch-Site": "none"},
     {"Origin": OWN},
+    {"Origin": OWN.upper()},
     {"Origin": OWN, "Sec-Fetch-Site": "same-origin"},
     {"Origin": "https://public.example", "Sec-Fetch-Site": "same-origin"},  # behind a proxy that changes Host
     {"Origin": ALLOWED_SITE, "Sec-Fetch-Site": "cross-site"},
@@ -88,3 +90,4 @@ async def test_keys_and_openness_to_all_sites_need_no_origin(
 ) -> None:
     async with http_client(app_of(FakeGenerator(), config), headers=headers | bearer(KEY)) as client:
         assert (await client.post(URL, json=chat())).status_code == 200
+    assert (await WebSocketCall(headers | bearer(KEY)).run(config)).status == 101

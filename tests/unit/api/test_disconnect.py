@@ -9,11 +9,10 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from omni_server.api.config import ApiConfig
 from omni_server.api.streaming import until_disconnect
 from omni_server.types import TextDelta
 from tests.unit.api.asgi_call import AsgiCall
-from tests.unit.api.clients import SPEECH, app_of, chat, post
+from tests.unit.api.clients import SPEECH, app_of, chat
 from tests.unit.api.fake_generator import FakeGenerator, Hang
 
 SPOKEN_STREAM = SPEECH | {"stream": True}
@@ -81,15 +80,6 @@ async def test_leaving_in_the_middle_of_the_body_is_no_error(caplog: pytest.LogC
         await call.task
     assert generator.requests == []
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
-
-
-async def test_next_request_works_after_one_was_left() -> None:
-    generator = FakeGenerator(script=[Hang()])
-    app = app_of(generator, ApiConfig())
-    async with AsgiCall(app, chat(stream=True)) as call:
-        await call.body_until(b"assistant")
-    generator.script = None
-    assert (await post(app, chat())).status_code == 200
 
 
 class Caller:

@@ -34,8 +34,7 @@ async def sound_stream(generator: FakeGenerator) -> None:
 async def realtime_response(generator: FakeGenerator) -> None:
     async with RealtimeClient(generator) as client:
         await client.opened()
-        await client.send("response.create")
-        await client.until("response.done")
+        await client.answer()
 
 
 @pytest.mark.parametrize("answer", [chat_stream, transcription_stream, sound_stream, realtime_response])

@@ -1,7 +1,5 @@
 """Frames of an event stream."""
 
-import json
-
 import pytest
 from pydantic import BaseModel
 
@@ -37,10 +35,3 @@ TEXTS = [
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_frame_from_a_template_is_the_frame_of_the_model(text: str) -> None:
     assert FrameTemplate(chunk).frame(text) == frame(chunk(text))
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_frame_is_one_line_and_holds_the_text(text: str) -> None:
-    line, *rest = frame(chunk(text)).decode().splitlines()
-    assert rest == [""]
-    assert json.loads(line.removeprefix("data: "))["delta"]["content"] == text

@@ -1,7 +1,6 @@
 """`POST /v1/images/edits`."""
 
 import asyncio
-import base64
 import io
 import zlib
 from collections.abc import Sequence
@@ -24,12 +23,11 @@ from omni_server.media.limits import MediaLimits
 from omni_server.types import ImagePart, TextPart
 from omni_server.types.images import ImageOutput, ImageSize
 from tests.unit.api.asgi_call import AsgiCall
-from tests.unit.api.clients import app_of, error_of, http_client, openai_client
+from tests.unit.api.clients import app_of, error_of, http_client
 from tests.unit.api.fake_generator import (
     EDITING_MODEL,
     IMAGE_MODEL,
     FakeGenerator,
-    Hang,
     Wait,
     image_of,
     image_script,
@@ -121,23 +119,6 @@ async def test_several_images_keep_their_order(names: Sequence[str]) -> None:
     np.testing.assert_array_equal(dark, picture(20))
 
 
-async def test_the_official_client_edits_and_streams() -> None:
-    generator = editor()
-    async with openai_client(app_of(generator)) as client:
-        answer = await client.images.edit(image=DARK, prompt=PROMPT, extra_body={"seed": 7})
-        assert len(given_images(generator)) == 1
-        stream = await client.images.edit(
-            image=[DARK, LIGHT], prompt=PROMPT, stream=True, partial_images=2, extra_body={"seed": 7}
-        )
-        events = [event async for event in stream]
-    assert len(given_images(generator)) == 2
-    assert [event.type for event in events] == ["image_edit.partial_image"] * 2 + ["image_edit.completed"]
-    assert answer.data is not None
-    assert events[-1].b64_json == answer.data[0].b64_json
-    wanted = image_of(ImageOutput(seed=7))
-    np.testing.assert_array_equal(pixels_of(base64.b64decode(events[-1].b64_json)), wanted)
-
-
 async def test_events_are_named_after_the_endpoint() -> None:
     response = await ask(editor(), stream="true", partial_images="1")
     assert len(read_image_stream(response.text, "image_edit").partial) == 1
@@ -169,13 +150,10 @@ async def test_an_automatic_size_within_the_limit_has_the_shape_of_the_first_ima
     ("fields", "files", "param", "code"),
     [
         ({"prompt": None}, None, "prompt", "missing_required_parameter"),
-        ({"prompt": " "}, None, "prompt", "empty_string"),
-        ({"prompt": "x" * 32_001}, None, "prompt", "string_above_max_length"),
         ({"prompt": "x" * 130_000}, None, None, "invalid_form"),
         ({}, [], "image", "missing_required_parameter"),
         ({"image": "https://example.org/a.png"}, [], "image", "invalid_type"),
         ({"image": "https://example.org/a.png"}, None, "image", "invalid_type"),
-        ({"image[]": "https://example.org/a.png"}, None, "image", "invalid_type"),
         ({"svg[model]": "x"}, None, "svg[model]", "unsupported_value"),
         ({"true_cfg_scale": "4"}, None, "true_cfg_scale", "invalid_value"),
         ({}, [("image", ("a", DARK)), ("mask", ("m", DARK))], "mask", "unsupported_value"),
@@ -191,16 +169,10 @@ async def test_an_automatic_size_within_the_limit_has_the_shape_of_the_first_ima
             "array_above_max_length",
         ),
         ({}, [("image[]", ("a", DARK))] * 30, None, "invalid_form"),
-        ({"n": "11"}, None, "n", "integer_above_max_value"),
         ({"n": "two"}, None, "n", "invalid_value"),
-        ({"size": "1000000000x1"}, None, "size", "invalid_value"),
         ({"guidance_scale": "nan"}, None, "guidance_scale", "decimal_above_max_value"),
-        ({"true_cfg_scale": "inf"}, None, "true_cfg_scale", "decimal_above_max_value"),
-        ({"num_inference_steps": "201"}, None, "num_inference_steps", "integer_above_max_value"),
         ({"stream": "perhaps"}, None, "stream", "invalid_value"),
         ({"input_fidelity": "high"}, None, "input_fidelity", "invalid_value"),
-        ({"response_format": "url"}, None, "response_format", "invalid_value"),
-        ({"background": "transparent"}, None, "background", "invalid_value"),
     ],
 )
 async def test_a_form_that_cannot_be_served_is_refused(
@@ -321,29 +293,3 @@ async def test_an_accepted_edit_that_waits_for_room_is_done_by_a_server_that_dra
         state.draining.set()
         leave.set()
         assert [(await answer).status_code for answer in running] == [200] * (LARGEST_IN_MEMORY + 1)
-
-
-async def test_json_is_no_form() -> None:
-    async with http_client(app_of(editor())) as client:
-        response = await client.post(EDITS_URL, json={"prompt": PROMPT})
-    assert error_of(response)["code"] == "invalid_content_type"
-
-
-async def test_a_client_that_leaves_ends_all_its_images() -> None:
-    generator = editor()
-    generator.script = [Hang()]
-    parts = [
-        b'--b\r\ncontent-disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (name, value)
-        for name, value in ((b"prompt", b"x"), (b"n", b"2"))
-    ]
-    parts.append(
-        b'--b\r\ncontent-disposition: form-data; name="image"; filename="a"\r\n\r\n' + DARK + b"\r\n"
-    )
-    call = AsgiCall(app_of(generator), path=EDITS_URL, raw_body=[*parts, b"--b--\r\n"])
-    call.set_content_type("multipart/form-data; boundary=b")
-    async with call:
-        while len(generator.generations) < 2:  # noqa: ASYNC110 - it tells of the first only
-            await asyncio.sleep(0)
-        call.leave()
-        for generation in generator.generations:
-            await asyncio.wait_for(generation.closed.wait(), 10)

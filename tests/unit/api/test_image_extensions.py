@@ -122,14 +122,6 @@ async def test_usage_counts_squares_of_16_pixels() -> None:
     }
 
 
-async def test_a_model_that_only_edits_says_where() -> None:
-    features = replace(EDITING_MODEL.image_features, needs_input_image=True)
-    generator = FakeGenerator(replace(EDITING_MODEL, image_features=features))
-    error = error_of(await ask(generator))
-    assert (error["param"], error["code"]) == ("model", "unsupported_value")
-    assert "/v1/images/edits" in error["message"]
-
-
 async def test_the_model_s_card_says_what_it_makes() -> None:
     async def card(model: ModelInfo, config: ApiConfig | None = None) -> dict[str, Any]:
         async with http_client(app_of(FakeGenerator(model), config)) as client:
@@ -160,18 +152,3 @@ async def test_the_model_s_card_says_what_it_makes() -> None:
     assert (limited["sizes"], limited["free_sizes"]["max_pixels"]) == (["32x32"], 1024)
     below = (await card(EDITING_MODEL, ApiConfig(max_output_pixels=1000)))["images"]
     assert below["sizes"] == ["16x16"]
-
-
-@pytest.mark.parametrize("schema", ["ImageRequest", "edits"])
-async def test_the_description_explains_the_fields(schema: str) -> None:
-    async with http_client(app_of(painter())) as client:
-        document = (await client.get("/openapi.json")).json()
-    if schema == "edits":
-        body = document["paths"]["/v1/images/edits"]["post"]["requestBody"]
-        fields = body["content"]["multipart/form-data"]["schema"]["properties"]
-        assert fields["stream"]["anyOf"][0]["type"] == "string"
-    else:
-        fields = document["components"]["schemas"][schema]["properties"]
-        assert fields["stream"]["anyOf"][0] == {"type": "boolean"}
-    assert fields["seed"]["description"] == "Extension: makes the images repeatable."
-    assert fields["stream"]["description"] == "Server-sent events, for one image."

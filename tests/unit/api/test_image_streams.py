@@ -81,24 +81,6 @@ async def test_previews_are_files_of_the_same_kind() -> None:
     assert {event["output_format"] for event in image.events} == {"jpeg"}
 
 
-async def test_official_client_reads_the_events() -> None:
-    async with openai_client(app_of(painter())) as client:
-        events = [
-            event
-            async for event in await client.images.generate(
-                prompt=PROMPT, stream=True, partial_images=2, extra_body={"seed": 7}
-            )
-        ]
-    assert [event.type for event in events] == ["image_generation.partial_image"] * 2 + [
-        "image_generation.completed"
-    ]
-    assert [event.partial_image_index for event in events if hasattr(event, "partial_image_index")] == [0, 1]
-    last = events[-1]
-    assert last.type == "image_generation.completed"
-    assert last.usage.output_tokens == 4
-    np.testing.assert_array_equal(pixels_of(base64.b64decode(last.b64_json)), image_of(ImageOutput(seed=7)))
-
-
 async def test_each_step_keeps_the_connection_alive() -> None:
     body = await stream(painter())
     assert body.startswith(STEP.decode())

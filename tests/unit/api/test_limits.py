@@ -13,7 +13,6 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.limits import MAX_RETRY_AFTER_S, Admission
 from omni_server.api.server_metrics import ServerMetrics
 from omni_server.api.state import ServerState
-from omni_server.errors import OverloadedError, RateLimitError
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import URL, app_of, chat, error_of, http_client, post
 from tests.unit.api.fake_generator import FakeGenerator, Wait, text_script
@@ -162,20 +161,6 @@ def test_time_to_come_back_follows_how_long_requests_take() -> None:
         leave()
     assert places.retry_after_s() == MAX_RETRY_AFTER_S
     assert admission([0.0]).retry_after_s() == 1
-
-
-def test_limits_are_exact() -> None:
-    places = admission([0.0], max_queue=3, max_per_caller=2)
-    leave = places.enter("key-1")
-    places.enter("key-1")
-    with pytest.raises(RateLimitError):
-        places.enter("key-1")
-    places.enter("key-2")
-    with pytest.raises(OverloadedError):
-        places.enter("key-3")
-    leave()
-    places.enter("key-3")
-    assert places.num_in_flight == 3
 
 
 # -- bodies

@@ -1,8 +1,6 @@
 """Sound, pictures and videos in requests."""
 
-import asyncio
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +8,10 @@ import pytest
 
 from omni_server.api.config import ApiConfig
 from omni_server.media.limits import MediaLimits
-from omni_server.types import AudioPart, ImagePart, TextPart, VideoPart
-from tests.unit.api.asgi_call import AsgiCall
-from tests.unit.api.clients import SPEECH, app_of, base64_of, chat, data_url, error_of, media, post, tone
+from omni_server.types import AudioPart, ImagePart, VideoPart
+from tests.unit.api.clients import app_of, base64_of, chat, data_url, error_of, media, post, request_for, tone
 from tests.unit.api.fake_generator import MODEL, FakeGenerator
 from tests.unit.media.containers import LIVE_WEBM, record
-from tests.unit.media.hanging_reader import hang, wait_until_reading
 
 WAV = media("speech_hello.wav")
 SECOND = np.zeros((1, 48_000), dtype=np.float32)
@@ -42,32 +38,11 @@ def video(data: bytes) -> dict[str, Any]:
 HEARD = {"mm_processor_kwargs": {"use_audio_in_video": True}}
 
 
-async def parts_of(*content: dict[str, Any]) -> tuple[Any, ...]:
-    generator = FakeGenerator()
-    response = await post(app_of(generator), chat(list(content)))
-    assert response.status_code == 200, response.text
-    return generator.last_request.messages[0].content
-
-
 async def media_error(*content: dict[str, Any], config: ApiConfig | None = None) -> dict[str, Any]:
     generator = FakeGenerator()
     error = error_of(await post(app_of(generator, config), chat(list(content))))
     assert generator.requests == []
     return error
-
-
-async def test_all_kinds_in_one_message_keep_their_order_beside_speech_out() -> None:
-    generator = FakeGenerator()
-    content = [
-        {"type": "text", "text": "look"},
-        image(data_url(PNG, "image/png")),
-        {"type": "video_url", "video_url": {"url": data_url(MP4, "video/mp4")}},
-        input_audio(base64_of(WAV)),
-        {"type": "text", "text": "and listen"},
-    ]
-    assert (await post(app_of(generator), chat(content, **SPEECH))).status_code == 200
-    kinds = [type(part) for part in generator.last_request.messages[0].content]
-    assert kinds == [TextPart, ImagePart, VideoPart, AudioPart, TextPart]
 
 
 @pytest.mark.parametrize(
@@ -94,13 +69,13 @@ async def test_all_kinds_in_one_message_keep_their_order_beside_speech_out() -> 
     ],
 )
 async def test_sound_is_accepted_in_every_spelling(part: dict[str, Any]) -> None:
-    (audio,) = await parts_of(part)
+    (audio,) = (await request_for([part])).messages[0].content
     assert isinstance(audio, AudioPart)
     assert audio.samples.size >= 8_000
 
 
 async def test_bytes_overrule_the_declared_audio_format() -> None:
-    (audio,) = await parts_of(input_audio(base64_of(tone()), "mp3"))
+    (audio,) = (await request_for([input_audio(base64_of(tone()), "mp3")])).messages[0].content
     assert audio.samples.size == 8_000
 
 
@@ -114,7 +89,7 @@ async def test_bytes_overrule_the_declared_audio_format() -> None:
     ],
 )
 async def test_pictures_are_accepted_in_every_spelling(part: dict[str, Any]) -> None:
-    (picture,) = await parts_of(part)
+    (picture,) = (await request_for([part])).messages[0].content
     assert isinstance(picture, ImagePart)
 
 
@@ -246,14 +221,3 @@ async def test_a_webm_cut_short_is_refused_as_other_sound_is() -> None:
 async def test_the_time_for_decoding_ends_the_reading_of_a_webm() -> None:
     error = await media_error(input_audio(base64_of(WEBM)), config=ApiConfig(media_decode_timeout_s=0.001))
     assert "could not be decoded within 0.001 s" in error["message"]
-
-
-async def test_while_all_processes_decode_others_wait_their_time_and_requests_without_media_are_served(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    reader = hang(monkeypatch, tmp_path)
-    app = app_of(FakeGenerator(), ApiConfig(media_processes=1, media_queue_timeout_s=0.01))
-    async with AsgiCall(app, chat([image(data_url(PNG))])):
-        await asyncio.to_thread(wait_until_reading, reader, 1)
-        assert error_of(await post(app, chat([image(data_url(PNG))])), 503)["code"] == "server_overloaded"
-        assert (await post(app, chat())).status_code == 200

@@ -184,6 +184,7 @@ async def test_all_services_share_the_places(monkeypatch: pytest.MonkeyPatch, tm
         await asyncio.to_thread(wait_until_reading, reader, 2)
         refused = [await edit(), await transcribe(), await client.post("/v1/chat/completions", json=messages)]
         assert [error_of(answer, 503)["code"] for answer in refused] == ["server_overloaded"] * 3
+        assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
         for request in running:
             request.cancel()
         await asyncio.wait(running)

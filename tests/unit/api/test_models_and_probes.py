@@ -10,7 +10,6 @@ import pytest
 from jsonschema import Draft202012Validator
 from openai import NotFoundError
 
-import omni_server
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.openapi import EXAMPLE_MODEL
@@ -141,11 +140,6 @@ async def test_requests_are_refused_while_the_server_cannot_serve(state: str, co
     assert generator.requests == []
 
 
-async def test_version() -> None:
-    async with http_client(app_of(FakeGenerator())) as client:
-        assert (await client.get("/version")).json() == {"version": omni_server.__version__}
-
-
 async def test_description_declares_the_envelope_on_every_operation() -> None:
     async with http_client(app_of(FakeGenerator())) as client:
         document = (await client.get("/openapi.json")).json()
@@ -163,24 +157,6 @@ async def test_description_declares_the_envelope_on_every_operation() -> None:
                     assert schema == {"$ref": "#/components/schemas/ErrorEnvelope"}
     references = str(document).split("#/components/schemas/")[1:]
     assert {reference.split("'")[0] for reference in references} <= set(schemas)
-
-
-async def test_description_says_what_needs_a_key() -> None:
-    config = ApiConfig(api_keys=("sk-correct-horse",), public_voice_lists=False)
-    async with http_client(
-        app_of(FakeGenerator(), config), headers={"Authorization": "Bearer sk-correct-horse"}
-    ) as c:
-        document = (await c.get("/openapi.json")).json()
-    assert document["components"]["securitySchemes"] == {"ApiKey": {"type": "http", "scheme": "bearer"}}
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            async with http_client(app_of(FakeGenerator(), config)) as client:
-                status = (await client.request(method, path)).status_code
-            assert operation.get("security", []) == ([{"ApiKey": []}] if status == 401 else [])
-            assert ("401" in operation["responses"]) == (status == 401)
-            assert "403" not in operation["responses"]
-    assert "security" in document["paths"]["/v1/audio/voices"]["get"]
-    assert "security" not in document["paths"]["/metrics"]["get"]
 
 
 async def test_description_without_keys_has_no_security_but_tells_of_other_sites() -> None:

@@ -176,11 +176,6 @@ async def test_each_answer_of_a_session_has_a_line_and_so_has_the_session(
     ]
 
 
-async def test_lines_of_sessions_can_be_switched_off_too(caplog: pytest.LogCaptureFixture) -> None:
-    await run_session(ApiConfig(access_log=False))
-    assert lines(caplog) == []
-
-
 async def test_nothing_that_was_said_or_sent_is_in_the_log_at_any_level(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

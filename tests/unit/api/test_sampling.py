@@ -4,16 +4,8 @@ from typing import Any
 
 import pytest
 
-from omni_server.types import OmniRequest, SamplingConfig, SpeechOutput
-from tests.unit.api.clients import SPEECH, app_of, chat, post
-from tests.unit.api.fake_generator import FakeGenerator
-
-
-async def request_for(**fields: Any) -> OmniRequest:
-    generator = FakeGenerator()
-    response = await post(app_of(generator), chat(**fields))
-    assert response.status_code == 200, response.text
-    return generator.last_request
+from omni_server.types import SamplingConfig, SpeechOutput
+from tests.unit.api.clients import SPEECH, request_for
 
 
 async def test_fields_of_the_request_act_on_the_thinker_only() -> None:
@@ -107,22 +99,18 @@ async def test_fields_that_steer_single_tokens_act_on_the_thinker() -> None:
     }
 
 
-async def test_token_ids_that_are_there_twice_count_once() -> None:
-    request = await request_for(stop_token_ids=[6, 5, 6], allowed_token_ids=[5, 6, 5])
-    thinker = request.sampling["thinker"]
-    assert (thinker.stop_token_ids, thinker.allowed_token_ids) == ((6, 5), (5, 6))
-
-
-async def test_no_bias_is_none() -> None:
-    assert (await request_for(logit_bias={})).sampling == {"thinker": SamplingConfig()}
-
-
-async def test_special_tokens_may_be_shown_in_text() -> None:
-    assert (await request_for(skip_special_tokens=False)).sampling["thinker"].skip_special_tokens is False
-
-
-async def test_single_stop_string_is_a_list_of_one() -> None:
-    assert (await request_for(stop="x")).sampling["thinker"].stop == ("x",)
+@pytest.mark.parametrize(
+    ("fields", "thinker"),
+    [
+        ({"stop": "x"}, SamplingConfig(stop=("x",))),
+        ({"logit_bias": {}}, SamplingConfig()),
+        ({"skip_special_tokens": False}, SamplingConfig(skip_special_tokens=False)),
+        ({"stop_token_ids": [6, 5, 6]}, SamplingConfig(stop_token_ids=(6, 5))),
+        ({"allowed_token_ids": [5, 6, 5]}, SamplingConfig(allowed_token_ids=(5, 6))),
+    ],
+)
+async def test_spellings_that_mean_the_same(fields: dict[str, Any], thinker: SamplingConfig) -> None:
+    assert (await request_for(**fields)).sampling == {"thinker": thinker}
 
 
 @pytest.mark.parametrize(

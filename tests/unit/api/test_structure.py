@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from omni_server.types import StructuredOutput
-from tests.unit.api.clients import app_of, chat, openai_client, post
-from tests.unit.api.fake_generator import FakeGenerator
+from tests.unit.api.clients import request_for
 from tests.unit.api.test_bad_requests import tool
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -15,10 +14,7 @@ ANY_OBJECT = '{"type": "object"}'
 
 
 async def structure_of(**fields: Any) -> StructuredOutput | None:
-    generator = FakeGenerator()
-    response = await post(app_of(generator), chat(**fields))
-    assert response.status_code == 200, response.text
-    return generator.last_request.structured_output
+    return (await request_for(**fields)).structured_output
 
 
 def json_schema(**fields: Any) -> dict[str, Any]:
@@ -67,17 +63,3 @@ async def test_format_and_tools_go_together() -> None:
 async def test_tools_that_may_not_be_called_do_not_matter() -> None:
     got = await structure_of(structured_outputs={"regex": "a"}, tools=[tool()], tool_choice="none")
     assert got == StructuredOutput("regex", "a", "structured_outputs.regex")
-
-
-async def test_official_clients_way_to_ask_for_a_schema_is_understood() -> None:
-    generator = FakeGenerator()
-    async with openai_client(app_of(generator)) as client:
-        await client.chat.completions.create(
-            model="omni",
-            messages=[{"role": "user", "content": "hi"}],
-            response_format={
-                "type": "json_schema",
-                "json_schema": {"name": "a", "schema": SCHEMA, "strict": True},
-            },
-        )
-    assert generator.last_request.structured_output is not None

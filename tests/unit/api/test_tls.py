@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx2
 import pytest
-import websockets
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -17,9 +16,8 @@ from cryptography.x509.oid import NameOID
 from omni_server.api.config import TlsFiles
 from omni_server.api.server import run_server
 from omni_server.errors import ConfigError
-from tests.unit.api.clients import URL, chat, error_of
+from tests.unit.api.clients import URL, chat
 from tests.unit.api.sse_validator import read_stream
-from tests.unit.api.test_auth import KEY, bearer
 from tests.unit.api.test_server import QUIET, Life, client_of, served
 
 
@@ -108,28 +106,3 @@ async def test_files_that_cannot_be_used_are_found_before_the_model_loads(
     with pytest.raises(ConfigError, match=f"cannot use the TLS certificate or key {tls.certfile}"):
         await run_server(life.start, life.stop, replace(QUIET, tls=tls), life.on_ready)
     assert life.num_starts == 0
-
-
-async def test_key_is_checked_on_a_real_socket_and_the_connection_goes_on() -> None:
-    life = Life()
-    async with served(life, replace(QUIET, api_keys=(KEY,))), client_of(life.address) as client:
-        for _ in range(2):
-            assert (
-                error_of(await client.post(URL, json=chat("x" * 300_000)), 401)["code"] == "invalid_api_key"
-            )
-        assert (await client.post(URL, json=chat(), headers=bearer(KEY))).status_code == 200
-        assert (await client.get("/health")).status_code == 200
-
-
-async def test_websocket_without_a_key_gets_401_from_the_real_server() -> None:
-    life = Life()
-    async with served(life, replace(QUIET, api_keys=(KEY,))):
-        address = life.address.replace("http", "ws") + "/v1/realtime"
-        for arguments in ({}, {"additional_headers": bearer("wrong")}):
-            with pytest.raises(websockets.InvalidStatus) as caught:
-                await websockets.connect(address, **arguments)  # type: ignore[arg-type]
-            response = caught.value.response
-            assert response.status_code == 401
-            assert response.headers["www-authenticate"].startswith("Bearer")
-            assert response.headers["x-request-id"]
-            assert b'"invalid_api_key"' in response.body

@@ -14,7 +14,6 @@ from omni_server.types import (
     AudioDelta,
     FinishReason,
     FunctionTool,
-    OmniRequest,
     SampledToken,
     TextDelta,
     TextPart,
@@ -23,7 +22,7 @@ from omni_server.types import (
     ToolCallDelta,
     ToolUse,
 )
-from tests.unit.api.clients import SPEECH, app_of, chat, error_of, openai_client, post
+from tests.unit.api.clients import SPEECH, app_of, chat, error_of, openai_client, post, request_for
 from tests.unit.api.fake_generator import MODEL, SAMPLES, TEXT, FakeGenerator, ScriptEntry, finished
 from tests.unit.api.schema import check_completion
 from tests.unit.api.sse_validator import StreamedAnswer, read_stream
@@ -51,14 +50,7 @@ def calling(*before: ScriptEntry, reason: FinishReason = "tool_calls") -> FakeGe
 
 
 async def tools_of(**fields: Any) -> ToolUse | None:
-    return (await request_of(**fields)).tools
-
-
-async def request_of(**fields: Any) -> OmniRequest:
-    generator = FakeGenerator()
-    response = await post(app_of(generator), chat(**fields))
-    assert response.status_code == 200, response.text
-    return generator.last_request
+    return (await request_for(**fields)).tools
 
 
 async def answer_of(generator: FakeGenerator, **fields: Any) -> dict[str, Any]:
@@ -150,12 +142,6 @@ async def test_choice_says_what_may_and_what_must_be_called(
 
 async def test_choice_of_none_takes_the_tools_away() -> None:
     assert await tools_of(tools=TOOLS, tool_choice="none") is None
-
-
-async def test_required_call_is_not_spoken() -> None:
-    request = await request_of(**SPEECH, tools=TOOLS, tool_choice="required")
-    assert request.speech is None
-    assert request.sampling.keys() == {"thinker"}
 
 
 async def test_calls_and_results_of_earlier_turns_reach_the_model_in_order() -> None:
@@ -272,18 +258,6 @@ async def test_answer_without_calls_has_no_such_key() -> None:
     assert (choice["message"]["content"], choice["finish_reason"]) == (TEXT, "stop")
 
 
-async def test_named_call_ends_with_stop() -> None:
-    choice = await answer_of(calling(), tools=TOOLS, tool_choice=named("weather"))
-    assert choice["finish_reason"] == "stop"
-    streamed = await stream_of(calling(), tools=TOOLS, tool_choice=named("weather"))
-    assert streamed.finish_reason == "stop"
-
-
-async def test_cut_call_ends_with_length() -> None:
-    choice = await answer_of(calling(reason="length"), tools=TOOLS)
-    assert choice["finish_reason"] == "length"
-
-
 async def test_call_in_an_answer_by_voice_has_no_audio() -> None:
     for choice in ("auto", "required"):
         got = await answer_of(calling(), **SPEECH, tools=TOOLS, tool_choice=choice)
@@ -300,6 +274,9 @@ async def test_what_is_said_before_a_call_has_audio() -> None:
     assert len(got["message"]["tool_calls"]) == 2
 
 
+# -- streams
+
+
 async def test_official_clients_message_can_be_sent_back() -> None:
     generator = calling(TextDelta("Let me see.", (1,)), AudioDelta(0, SAMPLES))
     async with openai_client(app_of(generator)) as client:
@@ -314,9 +291,6 @@ async def test_official_clients_message_can_be_sent_back() -> None:
     assert (result.role, result.content) == ("tool", (TextPart("sunny"),))
 
 
-# -- streams
-
-
 async def test_streamed_call_has_id_and_name_once() -> None:
     answer = await stream_of(calling(), tools=TOOLS)
     pieces = [piece for delta in deltas_of(answer) for piece in delta.get("tool_calls", [])]
@@ -329,25 +303,6 @@ async def test_streamed_call_has_id_and_name_once() -> None:
     assert pieces[1] == {"index": 0, "function": {"arguments": '{"city": '}}
     assert [piece["index"] for piece in pieces] == [0, 0, 0, 1, 1]
     assert (answer.finish_reason, answer.text) == ("tool_calls", "")
-
-
-async def test_official_accumulator_rebuilds_calls() -> None:
-    async with (
-        openai_client(app_of(calling(TextDelta("Hm.", (1,))))) as client,
-        client.chat.completions.stream(**chat(), tools=[TIME, tool(name="weather")]) as events,
-    ):
-        choice = (await events.get_final_completion()).choices[0]
-    assert choice.finish_reason == "tool_calls"
-    assert choice.message.content == "Hm."
-    assert choice.message.tool_calls is not None
-    assert calls_of([call.model_dump() for call in choice.message.tool_calls]) == EXPECTED_CALLS
-
-
-async def test_streamed_call_in_an_answer_by_voice_has_no_audio() -> None:
-    answer = await stream_of(calling(), **PCM16, tools=TOOLS)
-    assert answer.audio_id is None
-    assert not [delta for delta in deltas_of(answer) if "audio" in delta]
-    assert answer.finish_reason == "tool_calls"
 
 
 async def test_streamed_audio_of_a_turn_with_tools_begins_with_the_first_word() -> None:
@@ -387,3 +342,22 @@ async def test_streamed_silence_of_a_turn_with_tools_is_an_answer_by_voice() -> 
     answer = await stream_of(FakeGenerator(script=[finished()]), **PCM16, tools=TOOLS)
     assert answer.audio_id is not None
     assert answer.finish_reason == "stop"
+
+
+async def test_official_accumulator_rebuilds_calls() -> None:
+    async with (
+        openai_client(app_of(calling(TextDelta("Hm.", (1,))))) as client,
+        client.chat.completions.stream(**chat(), tools=[TIME, tool(name="weather")]) as events,
+    ):
+        choice = (await events.get_final_completion()).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Hm."
+    assert choice.message.tool_calls is not None
+    assert calls_of([call.model_dump() for call in choice.message.tool_calls]) == EXPECTED_CALLS
+
+
+async def test_streamed_call_in_an_answer_by_voice_has_no_audio() -> None:
+    answer = await stream_of(calling(), **PCM16, tools=TOOLS)
+    assert answer.audio_id is None
+    assert not [delta for delta in deltas_of(answer) if "audio" in delta]
+    assert answer.finish_reason == "tool_calls"

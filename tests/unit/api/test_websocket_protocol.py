@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,17 +13,14 @@ import websockets
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omni_server.api.websocket_protocol import WebSocketProtocol
+from tests.unit.api.test_websocket_bytes import HANDSHAKE
 
-HANDSHAKE = (
-    b"GET /a%20path?key=value HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
-    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-)
 DEADLINE_S = 30.0
 
 
 @asynccontextmanager
-async def served(app: ASGIApp, **options: Any) -> AsyncIterator[tuple[int, uvicorn.Server]]:
-    """The port, and the server."""
+async def served(app: ASGIApp, **options: Any) -> AsyncIterator[int]:
+    """The port."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
         app, interface="asgi3", log_config=None, lifespan="off", ws=WebSocketProtocol, **options
@@ -34,47 +30,21 @@ async def served(app: ASGIApp, **options: Any) -> AsyncIterator[tuple[int, uvico
     while not server.started:  # noqa: ASYNC110 - a server can only be asked
         await asyncio.sleep(0.01)
     try:
-        yield listener.getsockname()[1], server
+        yield listener.getsockname()[1]
     finally:
         server.should_exit = True
         await asyncio.wait_for(serving, DEADLINE_S)
 
 
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-    """Accepts with the first subprotocol that is offered, and sends back what it gets."""
-    await receive()
-    await send({"type": "websocket.accept", "subprotocol": next(iter(scope["subprotocols"]), None)})
-    while (message := await receive())["type"] == "websocket.receive":
-        await send({**message, "type": "websocket.send"})
-
-
-async def answer_to_handshake(app: ASGIApp, **options: Any) -> tuple[bytes, bytes]:
+async def answer_to_handshake(app: ASGIApp) -> tuple[bytes, bytes]:
     """Head of the answer, and all that follows it; the client sends nothing more."""
-    async with served(app, **options) as (port, _):
+    async with served(app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HANDSHAKE)
         answer = await asyncio.wait_for(reader.read(), DEADLINE_S)
         writer.close()
     head, _, rest = answer.partition(b"\r\n\r\n")
     return head, rest
-
-
-async def test_text_and_bytes_go_both_ways() -> None:
-    async with served(echo) as (port, _):
-        protocols = [websockets.Subprotocol(name) for name in ("first", "second")]
-        async with websockets.connect(f"ws://127.0.0.1:{port}/", subprotocols=protocols) as session:
-            assert session.subprotocol == "first"
-            for message in ("wörld", b"\x00\xff", "", b""):
-                await session.send(message)
-                assert await session.recv() == message
-            await session.send(["in ", "two ", "pieces"])
-            assert await session.recv() == "in two pieces"
-
-
-async def test_a_client_that_answers_no_ping_is_cut_off() -> None:
-    _, rest = await answer_to_handshake(echo, ws_ping_interval=0.02, ws_ping_timeout=0.1)
-    assert rest.startswith(bytes([0x89, 4]))
-    assert rest.endswith(struct.pack("!H", 1011) + b"keepalive ping timeout")
 
 
 async def test_a_closed_session_is_refused_and_one_that_fails_is_an_error() -> None:
@@ -88,15 +58,6 @@ async def test_a_closed_session_is_refused_and_one_that_fails_is_an_error() -> N
         head, body = await answer_to_handshake(app)
         assert head.startswith(b"HTTP/1.1 " + status)
         assert json.loads(body)["error"]["type"] == kind
-
-
-async def test_a_server_that_ends_says_so() -> None:
-    async with served(echo) as (port, server), websockets.connect(f"ws://127.0.0.1:{port}/") as session:
-        server.should_exit = True
-        with pytest.raises(websockets.ConnectionClosed) as closed:
-            await session.recv()
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1012
 
 
 async def test_nothing_more_is_read_before_a_message_has_been_taken() -> None:
@@ -116,7 +77,7 @@ async def test_nothing_more_is_read_before_a_message_has_been_taken() -> None:
             await session.send(bytes(2**19))
 
     async with (
-        served(slow, ws_max_size=2**20) as (port, _),
+        served(slow, ws_max_size=2**20) as port,
         websockets.connect(f"ws://127.0.0.1:{port}/", ping_interval=None) as session,
     ):
         with pytest.raises(TimeoutError):

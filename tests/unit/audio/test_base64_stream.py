@@ -26,17 +26,3 @@ def test_every_pushed_piece_decodes_alone_to_whole_samples(seed: int) -> None:
         text = stream.push(piece)
         assert "=" not in text
         assert len(base64.b64decode(text, validate=True)) % 6 == 0
-
-
-def test_fewer_than_six_bytes_wait_for_more() -> None:
-    stream = Base64Stream()
-    assert stream.push(b"abcde") == ""
-    assert stream.push(b"f") == base64.b64encode(b"abcdef").decode()
-    assert stream.flush() == ""
-
-
-def test_flush_gives_the_rest_once() -> None:
-    stream = Base64Stream()
-    assert stream.push(b"abcdefgh") == base64.b64encode(b"abcdef").decode()
-    assert stream.flush() == base64.b64encode(b"gh").decode()
-    assert stream.flush() == ""

@@ -32,12 +32,6 @@ def _read(data: bytes, format: AudioFormat) -> npt.NDArray[np.int16]:
     return np.asarray(samples)
 
 
-@pytest.mark.parametrize("format", FILE_FORMATS)
-def test_files_are_24_khz_mono_and_keep_their_duration(format: AudioFormat) -> None:
-    info = soundfile.info(io.BytesIO(encode(_tone(36_000), format)))
-    assert (info.samplerate, info.channels, info.frames) == (24_000, 1, 36_000)
-
-
 @pytest.mark.parametrize(
     ("format", "container", "subtype"),
     [
@@ -47,11 +41,12 @@ def test_files_are_24_khz_mono_and_keep_their_duration(format: AudioFormat) -> N
         ("opus", "OGG", "OPUS"),
     ],
 )
-def test_files_have_the_container_and_codec_of_their_format(
+def test_files_have_the_container_codec_rate_and_duration_of_their_format(
     format: AudioFormat, container: str, subtype: str
 ) -> None:
-    info = soundfile.info(io.BytesIO(encode(_tone(2_400), format)))
+    info = soundfile.info(io.BytesIO(encode(_tone(36_000), format)))
     assert (info.format, info.subtype) == (container, subtype)
+    assert (info.samplerate, info.channels, info.frames) == (24_000, 1, 36_000)
 
 
 @pytest.mark.parametrize("format", LOSSLESS)
@@ -102,31 +97,10 @@ def test_no_samples_give_a_file_that_opens(format: AudioFormat) -> None:
 
 
 @pytest.mark.parametrize("format", AUDIO_FORMATS)
-def test_the_same_samples_give_the_same_bytes(format: AudioFormat) -> None:
-    assert encode(_chirp(5_000), format) == encode(_chirp(5_000), format)
-
-
-def test_no_samples_give_no_pcm() -> None:
-    assert encode(np.zeros(0, dtype=np.float32), "pcm16") == b""
-
-
-@pytest.mark.parametrize("format", AUDIO_FORMATS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_samples_that_are_not_finite_are_refused(format: AudioFormat, bad: float) -> None:
     with pytest.raises(OmniError, match="not finite"):
         encode(np.array([0.0, bad], dtype=np.float32), format)
-
-
-def test_complete_wav_declares_its_own_size() -> None:
-    data = encode(_tone(1_000), "wav")
-    assert int.from_bytes(data[4:8], "little") == len(data) - 8
-    with wave.open(io.BytesIO(data)) as file:
-        assert (file.getnframes(), file.getframerate(), file.getnchannels(), file.getsampwidth()) == (
-            1_000,
-            24_000,
-            1,
-            2,
-        )
 
 
 def _stream(format: AudioFormat, pieces: list[Samples]) -> list[bytes]:
@@ -148,13 +122,6 @@ def test_streamed_wav_has_its_header_in_the_first_piece_only() -> None:
     assert sum(piece.count(b"RIFF") for piece in pieces) == 1
 
 
-def test_streamed_wav_is_read_by_libsndfile() -> None:
-    data = b"".join(_stream("wav", np.array_split(_tone(5_000), 7)))
-    info = soundfile.info(io.BytesIO(data))
-    assert (info.frames, info.samplerate, info.channels) == (5_000, 24_000, 1)
-    np.testing.assert_array_equal(_read(data, "wav"), _read(encode(_tone(5_000), "wav"), "wav"))
-
-
 def test_streamed_wav_is_read_by_the_wave_module() -> None:
     data = b"".join(_stream("wav", np.array_split(_tone(5_000), 7)))
     with wave.open(io.BytesIO(data)) as file:
@@ -172,10 +139,6 @@ def test_streamed_wav_declares_sizes_that_fit_signed_32_bits() -> None:
 def test_a_wav_stream_of_nothing_is_a_header() -> None:
     (header,) = _stream("wav", [])
     assert soundfile.info(io.BytesIO(header)).frames == 0
-
-
-def test_a_pcm_stream_of_nothing_is_nothing() -> None:
-    assert _stream("pcm16", []) == [b""]
 
 
 def _resembles(decoded: npt.NDArray[np.float64], wanted: npt.NDArray[np.float32]) -> bool:
@@ -200,12 +163,6 @@ def test_streamed_files_are_the_sound_between_some_silence(format: AudioFormat, 
     decoded = read_audio(b"".join(_stream(format, np.array_split(sound, num_pieces)))) / 32768
     assert 12_000 <= len(decoded) <= 12_000 + 0.12 * 24_000
     assert _resembles(decoded, sound)
-
-
-def test_streamed_flac_is_lossless() -> None:
-    values = np.arange(-32768, 32768, dtype=np.int16)
-    pieces = _stream("flac", np.array_split(values.astype(np.float32) / np.float32(32768), 9))
-    np.testing.assert_array_equal(read_audio(b"".join(pieces)), values)
 
 
 @pytest.mark.parametrize("num_pieces", [1, 20])
@@ -241,13 +198,6 @@ def test_a_compressed_stream_of_nothing_is_silence(format: AudioFormat) -> None:
     assert np.abs(decoded).max(initial=0) < 0.001 * 32768
 
 
-@pytest.mark.parametrize("format", AUDIO_FORMATS)
-def test_closing_twice_adds_nothing(format: AudioFormat) -> None:
-    encoder = StreamEncoder(format)
-    encoder.close()
-    assert encoder.close() == b""
-
-
 @pytest.mark.parametrize("format", COMPRESSED)
 def test_an_encoder_that_is_given_up_frees_its_memory_at_once(
     format: AudioFormat, monkeypatch: pytest.MonkeyPatch
@@ -273,15 +223,3 @@ def test_an_encoder_that_is_given_up_frees_its_memory_at_once(
     assert not closed
     del encoder
     assert len(closed) == 1
-
-
-def test_writing_after_close_is_an_error() -> None:
-    encoder = StreamEncoder("pcm16")
-    encoder.close()
-    with pytest.raises(ValueError, match="after close"):
-        encoder.write(_tone(1))
-
-
-def test_stream_refuses_samples_that_are_not_finite() -> None:
-    with pytest.raises(OmniError, match="not finite"):
-        StreamEncoder("pcm16").write(np.array([np.nan], dtype=np.float32))

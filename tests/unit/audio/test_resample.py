@@ -45,9 +45,3 @@ def test_pieces_give_what_the_whole_gives(from_hz: int, to_hz: int) -> None:
 def test_what_the_lower_rate_cannot_hold_does_not_fold_back(from_hz: int, to_hz: int, hz: int) -> None:
     made = Resampler(from_hz, to_hz).push(tone(hz, from_hz))
     assert np.abs(made[100:]).max() < 1e-3
-
-
-def test_nothing_in_is_nothing_out() -> None:
-    resampler = Resampler(24_000, 8_000)
-    assert len(resampler.push(np.zeros(0, dtype=np.float32))) == 0
-    assert len(resampler.flush()) == 0

@@ -43,9 +43,3 @@ def test_output_comes_while_input_comes() -> None:
     tempo = TempoFilter(1.5)
     pieces = [tempo.push(piece) for piece in np.array_split(tone(2.0), 20)]
     assert sum(map(len, pieces[:10])) > 0.6 * RATE_HZ / 1.5
-
-
-def test_nothing_stays_nothing() -> None:
-    tempo = TempoFilter(2.0)
-    assert tempo.push(np.zeros(0, dtype=np.float32)).size == 0
-    assert tempo.flush().size == 0

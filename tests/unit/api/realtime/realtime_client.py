@@ -196,6 +196,17 @@ class RealtimeClient:
         item_id: str = (await self.until("conversation.item.done"))["item"]["id"]
         return item_id
 
+    async def answer(self, response: Event | None = None) -> Event:
+        """Asks for a response; returns it at its end."""
+        await self.send("response.create", **({} if response is None else {"response": response}))
+        done: Event = (await self.until("response.done"))["response"]
+        return done
+
+    async def begin(self) -> None:
+        """Asks for a response; returns when the first audio has come."""
+        await self.send("response.create")
+        await self.until("response.output_audio.delta")
+
     async def append(self, samples: npt.NDArray[np.float32], *, piece: int = 2_400) -> None:
         """Sound at 24 kHz, in pieces of 100 ms."""
         pcm = np.rint(samples * 32767).astype("<i2")

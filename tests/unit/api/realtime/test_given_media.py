@@ -122,6 +122,5 @@ async def test_references_are_not_counted_as_new_media() -> None:
             await client.send("conversation.item.create", item=user(SOUND) | {"id": f"item_{number}"})
             await client.until("conversation.item.done")
         references = [{"type": "item_reference", "id": f"item_{number}"} for number in range(3)]
-        await client.send("response.create", response={"input": references})
-        assert (await client.until("response.done"))["response"]["status"] == "completed"
+        assert (await client.answer({"input": references}))["status"] == "completed"
         assert len(client.generator.last_request.messages) == 2  # the latest, as of the conversation itself

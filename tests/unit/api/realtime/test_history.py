@@ -32,11 +32,9 @@ async def test_the_conversation_becomes_the_prompt() -> None:
         )
         await client.append(voice(0.5))
         await client.send("input_audio_buffer.commit")
-        await client.send("response.create")
-        await client.until("response.done")
+        await client.answer()
         await client.say("And now?")
-        await client.send("response.create", response={"output_modalities": ["text"]})
-        await client.until("response.done")
+        await client.answer({"output_modalities": ["text"]})
         messages = client.generator.last_request.messages
         assert [message.role for message in messages] == ["system", "system", "user", "assistant", "user"]
         assert messages[0].content == (TextPart("Be brief."),)
@@ -63,8 +61,7 @@ async def test_items_of_all_kinds_can_be_written_by_the_client() -> None:
             "conversation.item.create", item={"type": "message", "role": "assistant", "content": said}
         )
         await client.until("conversation.item.done")
-        await client.send("response.create")
-        await client.until("response.done")
+        await client.answer()
         user, assistant = client.generator.last_request.messages
         assert isinstance(user.content[0], ImagePart)
         assert isinstance(user.content[1], AudioPart)
@@ -98,8 +95,7 @@ async def test_items_are_put_found_and_deleted_by_id() -> None:
         ):
             error = await client.refused(f"conversation.item.{kind}", item_id="second")
             assert error["code"] == code
-        await client.send("response.create")
-        await client.until("response.done")
+        await client.answer()
         texts = [message.content for message in client.generator.last_request.messages]
         assert texts == [(TextPart("first"),), (TextPart("last"),)]
         assert last != "first"
@@ -140,14 +136,12 @@ async def test_truncating_cuts_what_the_model_reads_later() -> None:
     ]
     async with RealtimeClient(FakeGenerator(script=[*script, finished(codec_tokens=1)])) as client:
         await client.opened()
-        await client.send("response.create")
-        item_id = (await client.until("response.done"))["response"]["output"][0]["id"]
+        item_id = (await client.answer())["output"][0]["id"]
         await client.send("conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=500)
         event = await client.next()
         assert event["type"] == "conversation.item.truncated"
         assert (event["item_id"], event["content_index"], event["audio_end_ms"]) == (item_id, 0, 500)
-        await client.send("response.create")
-        await client.until("response.done")
+        await client.answer()
         assert client.generator.last_request.messages[0].content == (TextPart("one two"),)
 
 
@@ -155,8 +149,7 @@ async def test_truncating_what_cannot_be_truncated() -> None:
     async with RealtimeClient() as client:
         await client.opened()
         user_id = await client.say("hi")
-        await client.send("response.create")
-        item_id = (await client.until("response.done"))["response"]["output"][0]["id"]
+        item_id = (await client.answer())["output"][0]["id"]
         truncate: dict[str, Any] = {"type": "conversation.item.truncate", "content_index": 0}
         error = await client.refused(**truncate, item_id="nothing", audio_end_ms=1)
         assert error["code"] == "item_truncate_invalid_item_id"
@@ -185,14 +178,12 @@ async def test_a_conversation_that_is_too_long_loses_its_oldest_turns() -> None:
         await client.opened(instructions="Be brief.")
         for number in range(8):
             await client.say(str(number))
-        await client.send("response.create")
-        assert (await client.until("response.done"))["response"]["status"] == "completed"
+        assert (await client.answer())["status"] == "completed"
         texts = [message.content for message in client.generator.last_request.messages]
         assert texts[0] == (TextPart("Be brief."),)
         assert texts[-1] == (TextPart("7"),)
         await client.send("session.update", session={"type": "realtime", "truncation": "disabled"})
-        await client.send("response.create")
-        details = (await client.until("response.done"))["response"]["status_details"]
+        details = (await client.answer())["status_details"]
         assert details["error"]["code"] == "context_length_exceeded"
 
 
@@ -204,8 +195,7 @@ async def test_turns_are_lost_for_the_room_that_an_answer_may_need_while_there_a
         await client.opened(truncation=truncation)
         for number in range(2):
             await client.say(str(number))
-            await client.send("response.create")
-            await client.until("response.done")
+            await client.answer()
         first, second = client.generator.requests
     assert not first.can_be_shortened
     assert second.can_be_shortened == (truncation == "auto")
@@ -228,8 +218,7 @@ async def test_an_answer_to_a_conversation_that_is_too_long_is_counted_once(
                 await client.until("conversation.item.done")
             else:
                 await client.say(str(number))
-        await client.send("response.create")
-        await client.until("response.done")
+        await client.answer()
     families = text_string_to_metric_families(client.state.metrics.text().decode())
     samples = [sample for family in families for sample in family.samples]
     ended = [(sample.labels, sample.value) for sample in samples if sample.name == "omni_requests_total"]

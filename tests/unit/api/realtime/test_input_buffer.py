@@ -22,33 +22,12 @@ def pcm(*parts: npt.NDArray[np.float32]) -> Samples:
     return np.rint(np.concatenate(parts) * 32767).astype(np.int16)
 
 
-def test_what_is_appended_is_what_is_committed() -> None:
-    buffer = buffer_of(None)
-    sound = pcm(voice(1.0))
-    for begin in range(0, len(sound), 777):
-        assert list(buffer.append(sound[begin : begin + 777])) == []
-    assert np.array_equal(buffer.commit(), sound)
-    assert buffer.seconds == 0
-
-
 def test_a_buffer_that_is_full_takes_nothing_more_and_keeps_what_it_has() -> None:
     buffer = buffer_of(None, max_s=1.0)
     list(buffer.append(pcm(voice(0.9))))
     with pytest.raises(InvalidRequestError, match="at most 1 s"):
         list(buffer.append(pcm(voice(0.2))))
     assert len(buffer.commit()) == 0.9 * 24_000
-
-
-def test_a_turn_has_its_padding_in_front() -> None:
-    buffer = buffer_of(ServerVad(prefix_padding_ms=100, silence_duration_ms=320))
-    sound = pcm(silence(1), voice(0.5), silence(0.6))
-    started, stopped = buffer.append(sound)
-    assert isinstance(started, Started)
-    assert isinstance(stopped, Stopped)
-    assert abs(started.audio_start_ms - 900) <= 32
-    begin = round(started.audio_start_ms * 24)
-    assert np.abs(stopped.samples - sound[begin : begin + len(stopped.samples)].astype(int)).max() < 2000
-    assert stopped.audio_end_ms - started.audio_start_ms == pytest.approx(len(stopped.samples) / 24, abs=2)
 
 
 def test_padding_never_reaches_into_the_turn_before() -> None:
@@ -58,12 +37,6 @@ def test_padding_never_reaches_into_the_turn_before() -> None:
     assert isinstance(first, Stopped)
     assert isinstance(second, Started)
     assert second.audio_start_ms == pytest.approx(first.audio_end_ms, abs=1)
-
-
-def test_several_turns_in_one_append_come_in_order() -> None:
-    buffer = buffer_of(ServerVad())
-    kinds = [type(turn) for turn in buffer.append(pcm(*[voice(1), silence(1)] * 3))]
-    assert kinds == [Started, Stopped] * 3
 
 
 def test_an_hour_of_silence_is_not_kept() -> None:

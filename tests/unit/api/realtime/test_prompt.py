@@ -10,7 +10,6 @@ from omni_server.api.realtime.items import (
     HeardAudio,
     Item,
     SpokenAudio,
-    SystemItem,
     UserItem,
     WrittenText,
 )
@@ -20,17 +19,6 @@ from tests.unit.api.fake_generator import MODEL
 
 def heard(transcript: str | None = None) -> HeardAudio:
     return HeardAudio(np.array([0, 16384], dtype=np.int16), 24_000, transcript)
-
-
-def test_samples_become_floats_at_their_own_rate() -> None:
-    (message,) = messages_of(
-        [UserItem("a", [HeardAudio(np.array([-32768, 16384], dtype=np.int16), 8_000)])], "", MODEL
-    )
-    (part,) = message.content
-    assert isinstance(part, AudioPart)
-    assert part.samples.tolist() == [-1.0, 0.5]
-    assert part.samples.dtype == np.float32
-    assert part.sample_rate_hz == 8_000
 
 
 def test_of_recordings_that_do_not_fit_the_transcript_stays_or_nothing() -> None:
@@ -64,12 +52,6 @@ def test_a_recording_that_is_named_three_times_counts_three_times() -> None:
 def test_answers_that_were_cut_to_nothing_are_left_out() -> None:
     items: list[Item] = [UserItem("a", [WrittenText("hi")]), AssistantItem("b", [SpokenAudio("")])]
     assert [message.role for message in messages_of(items, "", MODEL)] == ["user"]
-
-
-def test_instructions_come_first() -> None:
-    items = [SystemItem("a", [WrittenText("second")])]
-    contents = [message.content for message in messages_of(items, "first", MODEL)]
-    assert contents == [(TextPart("first"),), (TextPart("second"),)]
 
 
 def test_the_oldest_quarter_goes_and_the_instructions_stay() -> None:

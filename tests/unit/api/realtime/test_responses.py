@@ -1,7 +1,6 @@
 """Responses: their events in order, overrides, failures, cancelling."""
 
 import asyncio
-import base64
 import json
 
 import numpy as np
@@ -91,34 +90,13 @@ async def test_a_spoken_response_comes_in_order() -> None:
         assert request.speech.voice == "Chelsie"
 
 
-async def test_telephone_formats_go_out_at_their_rate() -> None:
-    async with RealtimeClient() as client:
-        await client.opened(audio={"output": {"format": {"type": "audio/pcmu"}}})
-        await client.say("hi")
-        await client.send("response.create")
-        await client.until("response.done")
-        deltas = [base64.b64decode(event["delta"]) for event in client.of_type("response.output_audio.delta")]
-        assert len(b"".join(deltas)) == -(-len(SAMPLES) // 3)
-
-
 async def test_long_audio_is_sent_in_deltas_of_a_fifth_of_a_second() -> None:
     script: list[ScriptEntry] = [AudioDelta(0, voice(1.1)), TextDone("stop"), finished(codec_tokens=1)]
     async with RealtimeClient(FakeGenerator(script=script)) as client:
         await client.opened()
-        await client.send("response.create")
-        await client.until("response.done")
+        await client.answer()
         sizes = [len(audio_of([event])) for event in client.of_type("response.output_audio.delta")]
         assert sizes == [9600] * 5 + [4800]
-
-
-async def test_metadata_is_echoed() -> None:
-    async with RealtimeClient() as client:
-        await client.opened()
-        await client.send("response.create", response={"metadata": {"client_event_id": "abc"}})
-        await client.until("response.done")
-        created, done = client.of_type("response.created")[0], client.of_type("response.done")[0]
-        assert created["response"]["metadata"] == {"client_event_id": "abc"}
-        assert done["response"]["metadata"] == {"client_event_id": "abc"}
 
 
 async def test_overrides_hold_for_one_response() -> None:
@@ -131,16 +109,14 @@ async def test_overrides_hold_for_one_response() -> None:
             "max_output_tokens": 5,
             "audio": {"output": {"voice": "Ethan"}},
         }
-        await client.send("response.create", response=overrides)
-        response = (await client.until("response.done"))["response"]
+        response = await client.answer(overrides)
         assert response["output_modalities"] == ["text"]
         assert response["max_output_tokens"] == 5
         assert response["audio"]["output"]["voice"] == "Ethan"
         request = client.generator.last_request
         assert request.messages[0].content == (TextPart("Be rude."),)
         assert request.sampling["thinker"].max_tokens == 5
-        await client.send("response.create")
-        await client.until("response.done")
+        await client.answer()
         request = client.generator.last_request
         assert request.messages[0].content == (TextPart("Be kind."),)
         assert request.sampling["thinker"].max_tokens is None
@@ -150,8 +126,7 @@ async def test_an_answer_that_ran_into_its_limit_is_incomplete() -> None:
     script: list[ScriptEntry] = [TextDelta("a", (1,)), TextDone("length"), finished("length")]
     async with RealtimeClient(FakeGenerator(script=script)) as client:
         await client.opened()
-        await client.send("response.create")
-        response = (await client.until("response.done"))["response"]
+        response = await client.answer()
         assert response["status"] == "incomplete"
         assert response["status_details"]["reason"] == "max_output_tokens"
         assert response["output"][0]["status"] == "incomplete"
@@ -162,15 +137,13 @@ async def test_a_response_that_fails_says_so_and_the_session_goes_on(error: Exce
     generator = FakeGenerator(script=[TextDelta("a", (1,)), error])
     async with RealtimeClient(generator) as client:
         await client.opened()
-        await client.send("response.create")
-        response = (await client.until("response.done"))["response"]
+        response = await client.answer()
         assert response["status"] == "failed"
         assert response["status_details"]["error"]["type"] == "server_error"
         assert "secret" not in json.dumps(response)
         assert response["usage"]["total_tokens"] == 0
         generator.script = None
-        await client.send("response.create")
-        assert (await client.until("response.done"))["response"]["status"] == "completed"
+        assert (await client.answer())["status"] == "completed"
     assert all(generation.num_closed == 1 for generation in generator.generations)
 
 
@@ -185,8 +158,7 @@ async def test_invalid_audio_fails_the_response(kind: str) -> None:
     ]
     async with RealtimeClient(FakeGenerator(script=script)) as client:
         await client.opened(audio={"output": {"format": {"type": kind}}})
-        await client.send("response.create")
-        response = (await client.until("response.done"))["response"]
+        response = await client.answer()
         assert response["status"] == "failed"
         assert "not finite" in response["status_details"]["error"]["message"]
 
@@ -196,8 +168,7 @@ async def test_a_request_that_is_not_admitted_is_a_failed_response() -> None:
     generator.submit_error = OverloadedError("full")
     async with RealtimeClient(generator) as client:
         await client.opened()
-        await client.send("response.create")
-        response = (await client.until("response.done"))["response"]
+        response = await client.answer()
         assert response["status"] == "failed"
         assert response["status_details"]["error"]["code"] == "server_overloaded"
         assert response["output"] == []
@@ -208,8 +179,7 @@ async def test_a_response_is_cancelled_at_once() -> None:
     generator = FakeGenerator(script=ENDLESS)
     async with RealtimeClient(generator) as client:
         await client.opened()
-        await client.send("response.create")
-        await client.until("response.output_audio.delta")
+        await client.begin()
         await client.send("response.cancel")
         done = await client.until("response.done")
         assert client.types()[-6:] == SPOKEN_CLOSING
@@ -250,8 +220,7 @@ async def test_cancelling_nothing_is_a_harmless_error() -> None:
 async def test_only_one_response_of_the_conversation_at_a_time() -> None:
     async with RealtimeClient(FakeGenerator(script=ENDLESS)) as client:
         await client.opened()
-        await client.send("response.create")
-        await client.until("response.output_audio.delta")
+        await client.begin()
         error = await client.refused("response.create")
         assert error["code"] == "conversation_already_has_active_response"
         await client.send("response.cancel")
@@ -265,8 +234,7 @@ async def test_a_response_beside_the_conversation_leaves_it_alone() -> None:
     async with RealtimeClient(generator) as client:
         await client.opened()
         await client.say("the conversation")
-        await client.send("response.create")
-        await client.until("response.output_audio.delta")
+        await client.begin()
         generator.script = None
         first = len(client.events)
         given = {
@@ -298,8 +266,7 @@ async def test_a_response_may_refer_to_items() -> None:
         await client.opened()
         first = await client.say("one")
         await client.say("two")
-        await client.send("response.create", response={"input": [{"type": "item_reference", "id": first}]})
-        await client.until("response.done")
+        await client.answer({"input": [{"type": "item_reference", "id": first}]})
         assert [m.content for m in client.generator.last_request.messages] == [(TextPart("one"),)]
         reference = [{"type": "item_reference", "id": "nothing"}]
         error = await client.refused("response.create", response={"input": reference})

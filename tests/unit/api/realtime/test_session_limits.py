@@ -47,8 +47,7 @@ async def start(client: RealtimeClient, count: int) -> None:
 async def start_and_cancel(client: RealtimeClient, count: int) -> None:
     """So many responses of the conversation, one after the other, each cancelled while it speaks."""
     for _ in range(count):
-        await client.send("response.create")
-        await client.until("response.output_audio.delta")
+        await client.begin()
         await client.send("response.cancel")
         await client.until("response.done")
 
@@ -59,8 +58,7 @@ async def test_four_responses_run_beside_one_of_the_conversation_and_no_more() -
         await start(client, 4)
         error = await client.refused("response.create", response=BESIDE)
         assert error["code"] == "too_many_responses"
-        await client.send("response.create")
-        await client.until("response.output_audio.delta")
+        await client.begin()
         assert (await client.refused("response.create", response=BESIDE))["code"] == "too_many_responses"
 
 
@@ -99,8 +97,7 @@ async def test_cancelled_responses_count_until_the_model_has_let_go_of_them() ->
         assert (await client.refused("response.create"))["code"] == "too_many_responses"
         generator.released.set()
         await asyncio.wait_for(generator.generations[-1].closed.wait(), 10)
-        await client.send("response.create")
-        await client.until("response.output_audio.delta")
+        await client.begin()
 
 
 async def test_a_turn_that_finds_too_many_cancelled_responses_is_answered_after_them() -> None:

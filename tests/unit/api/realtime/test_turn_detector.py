@@ -58,13 +58,3 @@ def test_the_threshold_is_the_one_asked_for() -> None:
 def test_the_next_turn_starts_anew() -> None:
     kinds = [turn.kind for turn in turns_of([1, 1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0])]
     assert kinds == ["started", "stopped", "started", "stopped"]
-
-
-def test_a_turn_that_somebody_else_ended_is_over() -> None:
-    detector = TurnDetector(Scripted([1, 1, 1, 0, 0, 0, 1, 1]), threshold=0.5, silence_ms=96)
-    frame = np.zeros(FRAME_SAMPLES, dtype=np.float32)
-    assert detector.push(np.tile(frame, 2))
-    detector.end_turn()
-    assert not detector.is_speaking
-    assert detector.push(np.tile(frame, 4)) == []
-    assert detector.push(np.tile(frame, 2)) == [Turn("started", 6 * FRAME_MS)]

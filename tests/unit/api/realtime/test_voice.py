@@ -46,8 +46,7 @@ async def test_audio_is_committed_by_hand_and_answered() -> None:
         assert committed["item_id"] == added["item"]["id"] == done["item"]["id"]
         assert done["item"]["content"] == [{"type": "input_audio", "text": None, "transcript": None}]
         await client.nothing_comes()
-        await client.send("response.create")
-        await client.until("response.done")
+        await client.answer()
         part = client.generator.last_request.messages[0].content[0]
         assert isinstance(part, AudioPart)
         assert len(part.samples) == 0.7 * 24_000
@@ -58,8 +57,7 @@ async def test_telephone_audio_comes_in_at_its_rate() -> None:
         await client.opened(audio={"input": {"turn_detection": None, "format": {"type": "audio/pcma"}}})
         await client.send("input_audio_buffer.append", audio=base64_of(b"\xd5" * 4000))
         await client.send("input_audio_buffer.commit")
-        await client.send("response.create")
-        await client.until("response.done")
+        await client.answer()
         part = client.generator.last_request.messages[0].content[0]
         assert isinstance(part, AudioPart)
         assert (len(part.samples), part.sample_rate_hz) == (4000, 8000)
@@ -247,5 +245,4 @@ async def test_a_transcription_that_fails_harms_nothing() -> None:
         event = await client.until("conversation.item.input_audio_transcription.failed")
         assert event["error"]["code"] == "server_overloaded"
         generator.submit_error = None
-        await client.send("response.create")
-        assert (await client.until("response.done"))["response"]["status"] == "completed"
+        assert (await client.answer())["status"] == "completed"

@@ -15,8 +15,3 @@ async def test_card_says_what_the_checkpoint_says_of_itself() -> None:
     about = {"notice": "A demo.", "example_prompts": ["What are you?"], "understands_speech": True}
     assert card["about"] == about
     assert [model["about"] for model in listed] == [about, about]
-
-
-async def test_card_of_a_model_that_says_nothing_has_null() -> None:
-    async with http_client(app_of(FakeGenerator())) as client:
-        assert (await client.get("/v1/models/omni")).json()["about"] is None

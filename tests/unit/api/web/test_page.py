@@ -8,11 +8,8 @@ from urllib.parse import urljoin
 import httpx2
 import pytest
 
-from omni_server.api.config import ApiConfig
-from omni_server.api.web.page import load_assets
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import app_of, error_of, http_client
-from tests.unit.api.fake_generator import FakeGenerator
 
 STATIC = Path(__file__).parents[4] / "omni_server" / "api" / "web" / "static"
 ASSETS = sorted(file.name for file in STATIC.iterdir() if file.name != "index.html")
@@ -117,12 +114,6 @@ async def test_all_that_the_files_refer_to_is_served() -> None:
     assert unused == set()
 
 
-async def test_icons_that_the_page_uses_are_defined_in_it() -> None:
-    tags = Tags(page()).found
-    defined = {attributes["id"] for tag, attributes in tags if tag == "symbol"}
-    assert {str(attributes["href"])[1:] for tag, attributes in tags if tag == "use"} == defined
-
-
 @pytest.mark.parametrize("path", ["/", "/web/app.js"])
 async def test_a_client_that_has_this_version_is_told_so(path: str) -> None:
     first = await get(path)
@@ -132,13 +123,6 @@ async def test_a_client_that_has_this_version_is_told_so(path: str) -> None:
     assert again.headers["etag"] == first.headers["etag"]
     assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
     assert (await get(path, if_none_match='"other"')).status_code == 200
-
-
-def test_versions_differ_where_contents_do() -> None:
-    assets = load_assets().values()
-    assert (
-        len({asset.etag for asset in assets}) == len({asset.content for asset in assets}) == len(ASSETS) + 1
-    )
 
 
 @pytest.mark.parametrize("path", ["/", "/web/app.js"])
@@ -169,40 +153,3 @@ async def test_nothing_else_is_served(path: str) -> None:
     async with AsgiCall(app_of(None), path=path, method="GET") as call:
         assert (await call.message())["status"] == 404
         assert b"unknown_url" in (await call.message())["body"]
-
-
-async def test_the_page_is_no_part_of_the_described_api() -> None:
-    async with http_client(app_of(FakeGenerator(), ApiConfig())) as client:
-        paths = (await client.get("/openapi.json")).json()["paths"]
-    assert not [path for path in paths if path == "/" or path.startswith("/web")]
-
-
-def luminance(color: str) -> float:
-    """Relative luminance by WCAG 2.2."""
-    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_colours_have_the_contrast_of_wcag_aa(scheme: int) -> None:
-    blocks = re.findall(r":root \{(.*?)\}", (STATIC / "style.css").read_text(), re.DOTALL)
-    colors = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", blocks[scheme]))
-    text = [("ink", "page"), ("ink", "surface"), ("ink", "raised"), ("muted", "page"), ("muted", "surface")]
-    text += [
-        ("muted", "raised"),
-        ("ink", "selected"),
-        ("on-accent", "accent"),
-        ("danger", "page"),
-        ("page", "ink"),
-    ]
-    graphics = [
-        ("accent", "page"),
-        ("accent", "surface"),
-        ("line-strong", "page"),
-        ("line-strong", "surface"),
-    ]
-    for pairs, least in ((text, 4.5), (graphics, 3.0)):
-        for first, second in pairs:
-            darker, lighter = sorted((luminance(colors[first]), luminance(colors[second])))
-            assert (lighter + 0.05) / (darker + 0.05) >= least, (first, second)
