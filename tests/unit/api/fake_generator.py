@@ -88,7 +88,7 @@ VERSATILE_MODEL = replace(
     image_sizes=IMAGE_MODEL.image_sizes,
     image_features=EDITING_MODEL.image_features,
 )
-"""No endpoint refuses it."""
+"""No endpoint refuses it, but chats of it have no images."""
 
 PROMPT = PromptTokens(total=20, text=12, audio=5, image=2, video=1, cached=3)
 IMAGE_PROMPT = PromptTokens(total=16, text=0, audio=0, image=16, video=0)

@@ -16,7 +16,7 @@ from omni_server.api.openapi import EXAMPLE_MODEL
 from omni_server.api.state import ServerState
 from omni_server.errors import StageDownError
 from tests.unit.api.clients import app_of, chat, error_of, http_client, openai_client, post
-from tests.unit.api.fake_generator import TEXT_ONLY_MODEL, VERSATILE_MODEL, FakeGenerator
+from tests.unit.api.fake_generator import IMAGE_MODEL, TEXT_ONLY_MODEL, VERSATILE_MODEL, FakeGenerator
 from tests.unit.api.schema import check_model
 
 
@@ -171,13 +171,16 @@ async def test_description_without_keys_has_no_security_but_tells_of_other_sites
 
 async def test_examples_of_the_description_are_answered() -> None:
     app = app_of(FakeGenerator(replace(VERSATILE_MODEL, name=EXAMPLE_MODEL)))
+    image_app = app_of(FakeGenerator(replace(IMAGE_MODEL, name=EXAMPLE_MODEL)))
     num_examples = 0
-    async with http_client(app) as client:
+    async with http_client(app) as client, http_client(image_app) as image_client:
         for path, methods in app.openapi()["paths"].items():
             for method, operation in methods.items():
                 content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
                 for example in content.get("examples", {}).values():
-                    response = await client.request(method, path, json=example["value"])
+                    is_image = example["value"].get("modalities") == ["image"]
+                    asked = image_client if is_image else client
+                    response = await asked.request(method, path, json=example["value"])
                     assert response.status_code == 200, response.text
                     num_examples += 1
     assert num_examples == 11

@@ -15,7 +15,8 @@ from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from stages.qwen2_5_omni.options import Code2WavStage, SolverConfig
 from stages.qwen3_omni.options import Code2WavStage as Qwen3Code2WavStage
 
-MODEL = Path("/model")
+MODEL = Path(__file__).parent
+"""vLLM looks for a model on the hub if its folder is missing."""
 
 
 def overrides(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -52,7 +53,7 @@ def test_the_stage_config_arrives() -> None:
         solver={"num_steps": 5, "guidance_scale": 1.5},
         engine_args={"seed": 17, "kv_cache_memory_bytes": 1 << 22},
     )
-    assert (arguments.model, arguments.runner, arguments.hf_overrides) == ("/model", "pooling", overrides)
+    assert (arguments.model, arguments.runner, arguments.hf_overrides) == (str(MODEL), "pooling", overrides)
     assert (arguments.max_num_seqs, arguments.max_model_len) == (3, 132)
     assert (arguments.seed, arguments.kv_cache_memory_bytes) == (17, 1 << 22)
     assert isinstance(runtime.stage, Code2WavStage)
