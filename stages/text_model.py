@@ -1,4 +1,4 @@
-"""The text model in the server process: its chat template and its end tokens."""
+"""What the server needs of a text model: its chat template and its end tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -163,7 +163,7 @@ class Answer:
     text_in_content: bool
     """The transcript is also in `content`."""
     image: ImageOptions | None
-    """None unless the answer is an image, without text."""
+    """None unless the answer is an image."""
     include_usage: bool
     """The last chunk of a stream has the `usage`, all others have null."""
     call_finish_reason: FinishReason

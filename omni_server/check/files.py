@@ -54,14 +54,13 @@ def read_weights(folder: Path) -> StoredWeights:
 
 def _read_folder(folder: Path, prefix: str, weights: StoredWeights) -> None:
     index = folder / "model.safetensors.index.json"
-    weight_map: dict[str, Path] = {}
+    weight_map: dict[str, Path] | None = None
     if index.is_file():
         try:
             weight_map = read_weight_map(index)
         except ConfigError as error:
             weights.problems.append(str(error))
-            return
-    paths = sorted(set(weight_map.values()) or folder.glob("*.safetensors"))
+    paths = sorted(folder.glob("*.safetensors") if weight_map is None else set(weight_map.values()))
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         weights.problems.append(
@@ -79,7 +78,8 @@ def _read_folder(folder: Path, prefix: str, weights: StoredWeights) -> None:
             weights.problems.append(str(error))
             continue
         weights.tensors |= {prefix + name: tensor for name, tensor in tensors.items()}
-        lacking = [name for name, file in weight_map.items() if file == path and name not in tensors]
+        promised = () if weight_map is None else weight_map.items()
+        lacking = [name for name, file in promised if file == path and name not in tensors]
         if lacking:
             weights.problems.append(
                 f"{path} lacks the weight {lacking[0]}, which {index.name} says it has: download both again"

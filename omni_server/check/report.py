@@ -10,8 +10,8 @@ from pydantic import Field, TypeAdapter
 
 from omni_server.errors import ConfigError
 
-T = TypeVar("T")
-Unreported = Annotated[T, Field(exclude=True)]
+_T = TypeVar("_T")
+Unreported = Annotated[_T, Field(exclude=True)]
 """What the JSON leaves out."""
 
 Severity = Literal["error", "warning", "unknown"]

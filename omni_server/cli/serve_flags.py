@@ -92,6 +92,7 @@ def add_serve_flags(parser: argparse.ArgumentParser, defaults: ApiConfig = _DEFA
     sets a field of `ServeOptions`, `ApiConfig` or one of its parts are the field's."""
     for part in (ServeOptions(api=defaults), _NO_TLS, defaults.cors, defaults.media_limits, defaults):
         parser.set_defaults(**vars(part))
+    parser.set_defaults(certfile=None)  # an empty name does not mean plain HTTP
     group = parser.add_argument_group("model")
     add_model_flags(group)
     group.add_argument(
@@ -276,7 +277,7 @@ def _api_config(options: argparse.Namespace) -> ApiConfig:
         root_path=_root_path(options.root_path),
         api_keys=_keys(options, os.environ),
         cors=options_of(CorsRules, options, **lists),
-        tls=_tls(options_of(TlsFiles, options, cert_reqs=ssl.VerifyMode(options.cert_reqs))),
+        tls=_tls(options),
         allowed_media_domains=tuple(options.allowed_media_domains),
         media_limits=options_of(MediaLimits, options),
     )
@@ -311,8 +312,12 @@ def _keys(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[
     return next(((value,) for name in KEY_VARIABLES if (value := environment.get(name))), ())
 
 
-def _tls(files: TlsFiles) -> TlsFiles | None:
-    if not files.certfile:
+def _tls(options: argparse.Namespace) -> TlsFiles | None:
+    certfile: str | None = options.certfile
+    files = options_of(
+        TlsFiles, options, certfile=certfile or "", cert_reqs=ssl.VerifyMode(options.cert_reqs)
+    )
+    if certfile is None:
         if files != _NO_TLS:
             raise ConfigError("TLS needs --ssl-certfile")
         return None

@@ -71,6 +71,7 @@ def _verify(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
         try:
             file.write_text(as_markdown(report), encoding="utf-8")
         except OSError as error:
+            file.unlink(missing_ok=True)
             complain(f"omni-server: failed: the report cannot be written: {error}")
             return EXIT_CODES[False]
     print(f"report: {file}")

@@ -83,7 +83,7 @@ def read_weight_map(index: Path) -> dict[str, Path]:
     missing. Raises `ConfigError` if it does not say so, or names files outside of its folder."""
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise ConfigError(f"{index}: no weight_map")
+        raise ConfigError(f"{index}: no weight_map: download it again")
     outside = sorted({str(name) for name in weight_map.values() if Path(str(name)).name != str(name)})
     if outside:
         raise ConfigError(

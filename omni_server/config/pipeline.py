@@ -65,12 +65,7 @@ class Embeddings:
     (`stages.runtime.embeddings_in.HasRowTable`). Only positions of media have rows of the source."""
 
 
-@dataclass(frozen=True)
-class Tensor:
-    """The tensor that a diffusion stage returns, for the next one."""
-
-
-Payload = TokenFrames | Embeddings | Tensor
+Payload = TokenFrames | Embeddings
 
 
 @dataclass(frozen=True)
@@ -107,10 +102,9 @@ class EdgeSpec:
     source: str
     target: str
     payload: Payload
-    function: str | None = None
+    function: str
     """`package.module:Class`, the family's code for the edge. `Embeddings`: the producer's half, a
-    `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.family.CodecEdgeFactory`.
-    `Tensor`: none."""
+    `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.family.CodecEdgeFactory`."""
     chunks: ChunkPlan | None = None
     """`TokenFrames` only: how they are cut into windows unless the stage config says otherwise. If it is an
     instance of a subclass, the stage config may set the fields of that subclass."""
@@ -119,7 +113,6 @@ class EdgeSpec:
 _ENDS: dict[type[Payload], tuple[EngineKind, EngineKind]] = {
     TokenFrames: ("ar", "diffusion"),
     Embeddings: ("ar", "ar"),
-    Tensor: ("diffusion", "diffusion"),
 }
 
 
@@ -129,8 +122,8 @@ class Pipeline:
 
     Raises `ValueError` unless the pipeline meets these conditions: It has one entry, and every other stage
     has one source. Payloads fit the engines at both ends. An `ar` stage either writes text and may send
-    embeddings, or sends frames. A diffusion stage either ends in an output (audio from frames, or an image
-    from the prompt) or passes on its result. Each output comes from one stage.
+    embeddings, or sends frames. A diffusion stage ends in an output: audio from frames, or an image from the
+    prompt. Each output comes from one stage.
     """
 
     stages: Mapping[str, StageSpec]
@@ -168,9 +161,6 @@ class Pipeline:
             raise ValueError(
                 f"{where}: {kind.__name__} flow from {' -> '.join(_ENDS[kind])}, not from {' -> '.join(ends)}"
             )
-        if (edge.function is None) != (kind is Tensor):
-            needs = "has no function" if kind is Tensor else "needs a function"
-            raise ValueError(f"{where}: an edge with {kind.__name__} {needs}")
 
     def _check_stage(self, name: str) -> None:
         stage = self.stages[name]
@@ -188,16 +178,9 @@ class Pipeline:
                     f"stage '{name}': a stage whose output is text sends embeddings and nothing else, and no "
                     "other stage does"
                 )
-        elif stage.output is not None:
-            if kinds:
-                raise ValueError(f"stage '{name}' ends in {stage.output} and sends its result on")
-            made_of = (
-                "frames"
-                if any(isinstance(e.payload, TokenFrames) for e in self._path(name))
-                else "the prompt"
-            )
-            if (stage.output == "audio") != (made_of == "frames"):
-                raise ValueError(f"stage '{name}': {stage.output} is not made of {made_of}")
+        elif (stage.output == "audio") != (self.edge_into(name) is not None):
+            made_of = "the prompt" if stage.output == "audio" else "frames"
+            raise ValueError(f"stage '{name}': {stage.output} is not made of {made_of}")
 
     def _path(self, stage: str) -> list[EdgeSpec]:
         """The edges from the entry to `stage`."""

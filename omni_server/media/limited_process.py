@@ -83,7 +83,8 @@ class Program:
                     socket.send_fds(self._running[0], [job], descriptors)
                     return
                 logger.error(
-                    "A program that reads files ended with exit code %d; it is restarted", self._end()
+                    "A program that limits its processes ended with exit code %d; it is restarted",
+                    self._end(),
                 )
             control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:

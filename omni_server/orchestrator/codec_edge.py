@@ -3,31 +3,29 @@ longest window."""
 
 from typing import cast
 
-from omni_server.config.pipeline import Tensor, imported
+from omni_server.config.pipeline import imported
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 from omni_server.family import CodecEdgeFactory, FamilyModel
 
 
 def check_longest_window(config: StageConfig, model: FamilyModel) -> None:
-    """Raises `ConfigError` if the longest window exceeds the `max_model_len` tokens of a decoder's stage.
+    """Raises `ConfigError` if the longest window exceeds the decoder's `max_model_len` tokens.
 
     In mode `whole` it depends on the stream.
     """
     edge = config.speech_edge
     num_blocks = None if edge is None or edge.chunks is None else edge.chunks.longest_window_blocks
-    if num_blocks is None or model.codec is None:
+    if edge is None or num_blocks is None or model.codec is None:
         return
     num_tokens = num_blocks * model.codec.frames_per_block * config.num_codebooks
-    while edge is not None:
-        limit = config.stages[edge.target].max_model_len
-        if num_tokens > limit:
-            raise ConfigError(
-                f"the longest window of 'chunks' has {num_blocks} blocks, {num_tokens} codec tokens; "
-                f"max_model_len of {edge.target} is {limit}: raise it, or lower the largest of new_blocks "
-                "(busy.new_blocks included)"
-            )
-        edge = config.edge_from(edge.target, Tensor)
+    limit = config.stages[edge.target].max_model_len
+    if num_tokens > limit:
+        raise ConfigError(
+            f"the longest window of 'chunks' has {num_blocks} blocks, {num_tokens} codec tokens; "
+            f"max_model_len of {edge.target} is {limit}: raise it, or lower the largest of new_blocks "
+            "(busy.new_blocks included)"
+        )
 
 
 def load_edge_function(name: str) -> CodecEdgeFactory:

@@ -14,7 +14,6 @@ from omni_server.engine.engine_handle import Stage
 from omni_server.engine.prompt_rendering import context_length_exceeded
 from omni_server.errors import CorruptDataError, InvalidRequestError
 from omni_server.family import DiffusionPrompt, FamilyModel
-from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.protocol.images import StageEvent, StepProgress
 from omni_server.types import ChatMessage, ImagePart
@@ -117,27 +116,25 @@ class ImageTask:
     """Turns a prompt into an image."""
 
     request: RequestRun
-    stages: tuple[Stage[DiffusionHandle], ...]
-    """Each stage receives the result of the previous one."""
+    stage: Stage[DiffusionHandle]
     prompt: DiffusionPrompt
     size: ImageSize
 
     async def run(self) -> None:
         request = self.request
-        decoder = Decoder([request.choose(stage) for stage in self.stages])
-        async with decoder.needed():
-            request.timeline.mark_submitted(decoder.first_stage)
-            result = await decoder.run(
+        handle = request.choose(self.stage)
+        async with handle.life.needed():
+            request.timeline.mark_submitted(handle.stage)
+            result = await handle.run(
                 request.request_id,
                 self.prompt.token_ids,
                 self.prompt.payload,
                 priority=request.turn.number,
                 on_event=self._take,
-                timeline=request.timeline,
             )
-        request.timeline.mark_output(decoder.stage)
+        request.timeline.mark_output(handle.stage)
         # In a thread: an image of 2048x2048 takes 50 ms.
-        pixels = await asyncio.to_thread(_pixels, decoder.name, result, self.size)
+        pixels = await asyncio.to_thread(_pixels, handle.name, result, self.size)
         request.emit(ImageDone(pixels))
 
     def _take(self, event: StageEvent) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from omni_server.config.pipeline import Embeddings, Tensor, TokenFrames
+from omni_server.config.pipeline import Embeddings, TokenFrames
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.engine.ar_handle import ArHandle
@@ -79,21 +79,14 @@ class Orchestrator:
         for edge in self._config.edges:
             payload = self._config.spec_of(edge).payload
             if isinstance(payload, TokenFrames):
-                stages = self._diffusion_stages(edge.target)
-                self._decoding[edge.source] = speech_decoding(family, config, edge, payload, stages)
+                decoder = self._diffusion[edge.target]
+                self._decoding[edge.source] = speech_decoding(family, config, edge, payload, decoder)
         self._running: dict[str, RequestRun] = {}
         self._turns = CallerTurns()
         self._is_closed = False
         self.images = ImageRequests(family, config.stages[self._entry])
         self.num_corrupt: Counter[tuple[str, str]] = Counter()
         """Requests that ended with a `CorruptDataError`, by stage and kind."""
-
-    def _diffusion_stages(self, first: str) -> tuple[Stage[DiffusionHandle], ...]:
-        """Returns the stage `first` and the stages that its results flow through."""
-        stages = [self._diffusion[first]]
-        while (onward := self._config.edge_from(stages[-1].name, Tensor)) is not None:
-            stages.append(self._diffusion[onward.target])
-        return tuple(stages)
 
     @property
     def num_running(self) -> int:
@@ -183,7 +176,7 @@ class Orchestrator:
     async def _add_image(self, run: RequestRun, request: OmniRequest, image: ImageOutput) -> PromptTokens:
         prompt, size = await asyncio.to_thread(self.images.render, request.messages, image)
         run.num_image_tokens = num_image_tokens(size.width, size.height)
-        run.add(ImageTask(run, self._diffusion_stages(self._entry), prompt, size))
+        run.add(ImageTask(run, self._diffusion[self._entry], prompt, size))
         num_given = len(prompt.token_ids) - run.num_image_tokens
         return PromptTokens(num_given, text=0, audio=0, image=num_given, video=0)
 

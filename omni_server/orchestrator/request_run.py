@@ -24,7 +24,6 @@ from omni_server.engine.sampling import StageSampling
 from omni_server.errors import CorruptDataError, DeadlineExceededError, OmniError, first_leaf
 from omni_server.family import CodecEdge
 from omni_server.orchestrator.caller_turns import Turn
-from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
 from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.row_feeder import RowFeeder
@@ -357,12 +356,12 @@ class AudioTask:
     def _begun(self) -> SpeechStream:
         """The stream of windows. The first call chooses the decoder."""
         if self._speech is None:
-            handles = [self._request.choose(stage) for stage in self._decoding.stages]
+            decoder = self._request.choose(self._decoding.decoder)
             self._speech = SpeechStream(
                 self._request.request_id,
-                decoder=Decoder(handles),
+                decoder=decoder,
                 edge=self._edge,
-                scheduler=self._decoding.schedulers[handles[0].name],
+                scheduler=self._decoding.schedulers[decoder.name],
                 layout=self._decoding.layout,
                 timeline=self._request.timeline,
                 emit=self._take_audio,
@@ -376,7 +375,7 @@ class AudioTask:
 
     def _send(self, samples: npt.NDArray[np.float32]) -> None:
         if samples.size:
-            self._request.timeline.mark_output(self._decoding.stages[-1].name)
+            self._request.timeline.mark_output(self._decoding.decoder.name)
             self._request.emit(AudioDelta(self._num_samples, samples))
             self._num_samples += samples.size
 

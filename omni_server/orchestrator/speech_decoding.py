@@ -18,14 +18,13 @@ from omni_server.orchestrator.speech_scheduler import ComingStreams, SpeechSched
 class SpeechDecoding:
     """Everything that the requests share."""
 
-    stages: tuple[Stage[DiffusionHandle], ...]
-    """Each stage receives the result of the previous one."""
+    decoder: Stage[DiffusionHandle]
     factory: CodecEdgeFactory
     chunks: ChunkPlan
     layout: CodecLayout
     frames: TokenFrames
     schedulers: Mapping[str, SpeechScheduler]
-    """Of the streams on each replica of the first stage, by its name."""
+    """Of the streams on each replica of the decoder, by its name."""
     coming: ComingStreams
     """Streams that no replica decodes yet."""
 
@@ -35,9 +34,9 @@ def speech_decoding(
     config: StageConfig,
     edge: Edge,
     frames: TokenFrames,
-    stages: tuple[Stage[DiffusionHandle], ...],
+    decoder: Stage[DiffusionHandle],
 ) -> SpeechDecoding:
-    """Describes an edge with `frames`, whose decoder is a chain of `stages`.
+    """Describes an edge with `frames` to `decoder`.
 
     Raises `ConfigError` if its windows do not fit the model, or if the model has no voices or no codec.
     """
@@ -52,7 +51,7 @@ def speech_decoding(
     factory = load_edge_function(edge.function)
     # Rejects a plan that does not fit the model here rather than at the first request.
     factory(edge.chunks, layout, voice=family.voices[0], noise_seed=0)
-    replicas = stages[0].handles
+    replicas = decoder.handles
     coming = ComingStreams(num_decoders=len(replicas))
     schedulers = {handle.name: SpeechScheduler(edge.chunks, layout, coming) for handle in replicas}
-    return SpeechDecoding(stages, factory, edge.chunks, layout, frames, schedulers, coming)
+    return SpeechDecoding(decoder, factory, edge.chunks, layout, frames, schedulers, coming)

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_server.audio.waveform_check import waveform_fault
+from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.errors import CorruptDataError
 from omni_server.family import CodecEdge, CodecLayout, DecoderWindow, Frame
-from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.speech_scheduler import PlayoutBuffer, SpeechScheduler
 from omni_server.types import AudioDelta
@@ -32,7 +32,7 @@ class SpeechStream:
     """`run` returns when everything between the first `push` and `finish` has been emitted."""
 
     request_id: str
-    decoder: Decoder
+    decoder: DiffusionHandle
     edge: CodecEdge
     scheduler: SpeechScheduler
     layout: CodecLayout
@@ -75,7 +75,7 @@ class SpeechStream:
 
     def _take(self, windows: Sequence[DecoderWindow]) -> None:
         for window in windows:
-            self.timeline.mark_window_ready(self.decoder.first_stage)
+            self.timeline.mark_window_ready(self.decoder.stage)
             if window.first_sample != self._num_samples:
                 detail = (
                     f"a window from sample {window.first_sample} on, where {self._num_samples} is the next "
@@ -91,7 +91,7 @@ class SpeechStream:
         `StageDeadError` if the decoder fails. Cancellation or a failure aborts the windows that are in the
         decoder."""
         with self.scheduler.stream(self._buffer):
-            async with self.decoder.needed(), asyncio.TaskGroup() as group:
+            async with self.decoder.life.needed(), asyncio.TaskGroup() as group:
                 group.create_task(self._send(group))
                 group.create_task(self._collect())
 
@@ -101,7 +101,7 @@ class SpeechStream:
             await self._outstanding.acquire()
             await self.scheduler.limiter.enter(self._buffer.next_due)
             priority = self.scheduler.priority(self._buffer.window_sent())
-            self.timeline.mark_window_sent(self.decoder.first_stage)
+            self.timeline.mark_window_sent(self.decoder.stage)
             task = group.create_task(self._compute(f"{self.request_id}-{number}", window, priority))
             # Not in the task's own `finally`: a task cancelled before its first step never reaches it.
             task.add_done_callback(self._has_left)
@@ -120,7 +120,6 @@ class SpeechStream:
             window.payload,
             priority=priority,
             num_streams=self.scheduler.num_streams,
-            timeline=self.timeline,
         )
         fault = waveform_fault(samples, num_samples=window.num_samples, is_varied=window.is_varied)
         if fault is not None:
@@ -133,7 +132,7 @@ class SpeechStream:
             window, task = item
             samples = await task
             self._buffer.window_back(window.num_computed)
-            self.timeline.mark_window_computed(self.decoder.first_stage)
+            self.timeline.mark_window_computed(self.decoder.stage)
             delta = AudioDelta(window.first_sample, samples)
             if self._held is None:
                 self.emit(delta)

@@ -159,7 +159,7 @@ def test_the_example_of_the_page_saves_previews_and_the_image(
     generator: ServerProcess, tmp_path: Path
 ) -> None:
     page = (ROOT / "docs" / "images.md").read_text()
-    program, _ = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     program = program.replace("http://127.0.0.1:8091", generator.url)
     program = program.replace('"num_inference_steps": 30', '"num_inference_steps": 4')
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=60)

@@ -258,14 +258,13 @@ def branched_reference(
     return text, codes
 
 
-def test_four_stages_with_a_branch_answer_in_text_and_speech(tmp_path: Path) -> None:
+def test_stages_with_a_branch_answer_in_text_and_speech(tmp_path: Path) -> None:
     num_text, num_frames = 9, 12
     greedy = {"temperature": 0, "ignore_eos": True}
     stages = {
         "writer": {"max_model_len": 512},
         "speaker": {"max_model_len": 512, "default_sampling": {"temperature": 0, "max_tokens": 400}},
-        "tones": {"max_model_len": 64},
-        "mixer": {"max_model_len": 64},
+        "vocoder": {"max_model_len": 64},
     }
     body = {
         "model": MODEL,
@@ -297,8 +296,8 @@ def test_four_stages_with_a_branch_answer_in_text_and_speech(tmp_path: Path) -> 
             },
         ) as stream:
             next(stream.iter_lines())  # and then the client is gone
-        # Four stages, a queue, all requests.
-        wait_until(lambda: not busy(client, 6), 60.0, lambda: server.log)
+        # Three stages, a queue, all requests.
+        wait_until(lambda: not busy(client, 5), 60.0, lambda: server.log)
         again = client.post("/v1/chat/completions", json=body)
     for stage in stages:
         assert f" {stage}_s=" in server.log

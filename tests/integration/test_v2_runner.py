@@ -20,7 +20,7 @@ from tests.reference.qwen3_reference import Qwen3Reference
 from tests.reference.reference import Reference
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("two_turns_ethan", "image_ethan", "speech")
+NAMES = ("two_turns", "two_turns_ethan", "image_ethan", "speech", "tell", "speech_and_text")
 QWEN3_NAMES = ("image", "three_turns_chelsie", "three_turns")
 
 

@@ -1,17 +1,16 @@
-"""Four stages with a branch: text, and speech from a speaker, a diffusion stage that makes tones and one that
-mixes them."""
+"""Three stages with a branch: text, and speech from a speaker and a vocoder."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec, Tensor, TokenFrames
+from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec, TokenFrames
 from omni_server.family import EmbeddingsPrompt, HfOverrides
-from tests.toy_families.speech_only import NUM_CODEBOOKS, SPEAKER, SpeechModel
+from tests.toy_families.speech_only import NUM_CODEBOOKS, SPEAKER, VOCODER, SpeechModel
 from tests.toy_families.toy import END, FIRST_CODE, HIDDEN_SIZE, ToyFamily, with_architecture
 
-WRITER, TONES, MIXER = "ToyWriter", "ToyTones", "ToyMixer"
+WRITER = "ToyWriter"
 PAD, BEGIN = FIRST_CODE, (FIRST_CODE + 1, FIRST_CODE + 2)
 """Token ids of the speaker's prompt: one per writer position, then two more."""
 
@@ -32,19 +31,17 @@ class BranchedFamily(ToyFamily):
         {
             "writer": StageSpec("ar", output="text"),
             "speaker": StageSpec("ar"),
-            "tones": StageSpec("diffusion"),
-            "mixer": StageSpec("diffusion", output="audio"),
+            "vocoder": StageSpec("diffusion", output="audio"),
         },
         (
             EdgeSpec("writer", "speaker", Embeddings(), "tests.toy_families.models:WriterRows"),
             EdgeSpec(
                 "speaker",
-                "tones",
+                "vocoder",
                 TokenFrames(NUM_CODEBOOKS),
                 "tests.toy_families.speech_only:Windows",
                 ChunkPlan(carry=False, past_blocks=0, new_blocks=(1, 2), future_blocks=0),
             ),
-            EdgeSpec("tones", "mixer", Tensor()),
         ),
     )
     architectures = (WRITER,)
@@ -54,35 +51,26 @@ class BranchedFamily(ToyFamily):
         return BranchedModel(model_dir)
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
-        overrides: dict[str, HfOverrides] = {
-            "speaker": speaker_config,
-            "tones": tones_config,
-            "mixer": mixer_config,
-        }
+        overrides: dict[str, HfOverrides] = {"speaker": speaker_config, "vocoder": vocoder_config}
         return overrides.get(model_stage)
 
     def register(self) -> None:
         from vllm import ModelRegistry
         from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
-        from tests.toy_families.models import ToyMixer, ToySpeaker, ToyTones
+        from tests.toy_families.models import ToySpeaker, ToyVocoder
 
         ModelRegistry.register_model(WRITER, Qwen2ForCausalLM)
         ModelRegistry.register_model(SPEAKER, ToySpeaker)
-        ModelRegistry.register_model(TONES, ToyTones)
-        ModelRegistry.register_model(MIXER, ToyMixer)
+        ModelRegistry.register_model(VOCODER, ToyVocoder)
 
 
 def speaker_config(config: Any) -> Any:
     return with_architecture(config, SPEAKER)
 
 
-def tones_config(config: Any) -> Any:
-    return with_architecture(config, TONES)
-
-
-def mixer_config(config: Any) -> Any:
-    return with_architecture(config, MIXER)
+def vocoder_config(config: Any) -> Any:
+    return with_architecture(config, VOCODER)
 
 
 FAMILY = BranchedFamily()

@@ -10,25 +10,13 @@ SAMPLE_RATE_HZ = 16_000
 
 
 def waveform(codes: npt.NDArray[np.int64], first_frame: int, voice: str) -> npt.NDArray[np.float32]:
-    """A chord of one tone per codebook, `[num_frames * 1280]`; see `tones`."""
-    return mixed(tones(codes, first_frame, voice))
-
-
-def tones(codes: npt.NDArray[np.int64], first_frame: int, voice: str) -> npt.NDArray[np.float32]:
-    """One tone per codebook, `[num_frames * 1280, 4]`. `codes` `[num_frames, 4]` count from 0;
+    """A chord of one tone per codebook, `[num_frames * 1280]`. `codes` `[num_frames, 4]` count from 0;
     `first_frame` continues the tones of the previous window."""
     base = 110.0 if voice == "Low" else 220.0
     samples = np.arange(len(codes) * SAMPLES_PER_FRAME) + first_frame * SAMPLES_PER_FRAME
     hertz = base * 2 ** (np.repeat(codes, SAMPLES_PER_FRAME, axis=0) / 24)
-    waves: npt.NDArray[np.float32] = np.sin(2 * np.pi * hertz * samples[:, None] / SAMPLE_RATE_HZ).astype(
-        np.float32
-    )
-    return waves
-
-
-def mixed(waves: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The attenuated mean of `[num_samples, 4]` tones, `[num_samples]`."""
-    chord: npt.NDArray[np.float32] = (0.2 * waves.mean(axis=1)).astype(np.float32)
+    tones = np.sin(2 * np.pi * hertz * samples[:, None] / SAMPLE_RATE_HZ).astype(np.float32)
+    chord: npt.NDArray[np.float32] = (0.2 * tones.mean(axis=1)).astype(np.float32)
     return chord
 
 

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 
-from omni_server.protocol.diffusion import decode_stage_result
 from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel
-from tests.toy_families.decoding import mixed, render, tones, waveform
+from tests.toy_families.decoding import render, waveform
 from tests.toy_families.image_only import SLOW_S, ImageInput
 from tests.toy_families.speech_only import NUM_CODEBOOKS, SpeechModel, WindowInput
 from tests.toy_families.toy import END, FIRST_CODE
@@ -65,23 +64,6 @@ class ToyVocoder(DiffusionModel):
             codes = (tokens - FIRST_CODE).reshape(-1, NUM_CODEBOOKS)
             results.append(torch.from_numpy(waveform(codes.numpy(), window.first_frame, window.voice)))
         return results
-
-
-class ToyTones(DiffusionModel):
-    def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
-        """Tones, float32 `[num_frames * 1280, 4]`."""
-        results = []
-        for tokens, payload in zip(batch.token_ids, batch.inputs, strict=True):
-            window = msgspec.msgpack.decode(payload, type=WindowInput)
-            codes = (tokens - FIRST_CODE).reshape(-1, NUM_CODEBOOKS)
-            results.append(torch.from_numpy(tones(codes.numpy(), window.first_frame, window.voice)))
-        return results
-
-
-class ToyMixer(DiffusionModel):
-    def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
-        """Waveforms, float32 `[num_samples]`, of the previous stage's tones."""
-        return [torch.from_numpy(mixed(decode_stage_result(data)[1])) for data in batch.inputs]
 
 
 class ToyPainter(DiffusionModel):

@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
-from openai.types.images_response import Usage as ImageUsage
 from openai.types.images_response import UsageInputTokensDetails, UsageOutputTokensDetails
 from pydantic import BaseModel
 
@@ -29,6 +28,7 @@ from omni_server.api.images.schemas import (
     ImageFields,
     ImageRequest,
     ImagesResponse,
+    ImageUsage,
     PartialImageEvent,
 )
 from omni_server.api.limits import Admission
@@ -188,11 +188,8 @@ class ImageService:
         async with aclosing(follow(generations, self._state, self._config.sse_keep_alive_s)) as events:
             async for item in events:
                 match item:
-                    case None | (
-                        _,
-                        ImageProgress(),
-                    ):  # a step is no silence, and steps may follow for minutes
-                        yield KEEP_ALIVE
+                    case None | (_, ImageProgress()):
+                        yield KEEP_ALIVE  # a step is no silence, and steps may follow for minutes
                     case (_, PartialImage(index, pixels)):
                         yield await asyncio.to_thread(
                             render, PartialImageEvent, "partial_image", pixels, partial_image_index=index

@@ -58,6 +58,10 @@ class ImageEditForm(ImageFields):
     """OpenAI's default. How faithful an edit is depends on the model alone."""
 
 
+class ImageUsage(Usage):
+    """In image tokens: squares of 16 x 16 pixels."""
+
+
 class GeneratedImage(BaseModel):
     b64_json: str
     """Base64 of the file."""
@@ -70,8 +74,7 @@ class ImagesResponse(BaseModel):
     background: Literal["opaque"] = "opaque"
     output_format: ImageFormat
     size: str
-    usage: Usage
-    """In image tokens: squares of 16 x 16 pixels."""
+    usage: ImageUsage
 
 
 class ImageEvent(BaseModel):
@@ -94,4 +97,4 @@ class PartialImageEvent(ImageEvent):
 
 class CompletedEvent(ImageEvent):
     type: Literal["image_generation.completed", "image_edit.completed"]
-    usage: Usage
+    usage: ImageUsage

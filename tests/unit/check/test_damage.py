@@ -123,6 +123,14 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
         lambda folder: with_index(folder, "model-00002.safetensors"),
         "model-00002.safetensors",
     ),
+    "index without a map": (
+        lambda folder: (folder / "model.safetensors.index.json").write_text("{}"),
+        "no weight_map: download it again",
+    ),
+    "index of nothing": (
+        lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {}}'),
+        "has no weights in the format safetensors",
+    ),
     "index that leads outside": (outside, "model.safetensors.index.json names files outside of its folder"),
     "index": (lambda folder: with_index(folder, 7), "are missing"),  # type: ignore[arg-type]
     "config.json": (lambda folder: cut(folder / "config.json", 0.5), "config.json: cannot be read as JSON"),

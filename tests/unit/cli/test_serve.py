@@ -429,6 +429,7 @@ def test_flags_that_contradict_the_stage_config_are_refused(
     ("flags", "message"),
     [
         (["--api-key", ""], "an API key is empty"),
+        (["--ssl-certfile", ""], "cannot use the TLS certificate or key"),
         (
             ["--ssl-certfile", "/nope"],
             "cannot use the TLS certificate or key /nope: No such file or directory",

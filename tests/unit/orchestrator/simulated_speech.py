@@ -13,7 +13,6 @@ import numpy.typing as npt
 from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import EngineLife
-from omni_server.orchestrator.decoder import Decoder
 from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.speech_scheduler import ComingStreams, SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
@@ -184,7 +183,7 @@ class Simulation:
         pieces: list[tuple[float, AudioDelta]] = []
         output = SpeechStream(
             name,
-            decoder=Decoder((cast(DiffusionHandle, self.code2wav),)),
+            decoder=cast(DiffusionHandle, self.code2wav),
             edge=TalkerToCode2Wav(self._plan, LAYOUT, voice="Ethan", noise_seed=0),
             scheduler=self.scheduler,
             layout=LAYOUT,

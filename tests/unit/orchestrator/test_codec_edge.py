@@ -9,7 +9,6 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 from omni_server.family import CodecLayout, FamilyModel
 from omni_server.orchestrator.codec_edge import check_longest_window
-from tests.toy_families.speech_only import SpeechModel
 from tests.unit.config.deployment import deployment
 
 MODEL = cast(FamilyModel, SimpleNamespace(codec=CodecLayout(frames_per_block=12, samples_per_frame=480)))
@@ -34,15 +33,3 @@ def test_a_plan_whose_longest_window_does_not_fit_is_refused() -> None:
         "the longest window of 'chunks' has 11 blocks, 132 codec tokens; max_model_len of code2wav is 131: raise it, "
         "or lower the largest of new_blocks (busy.new_blocks included)"
     )
-
-
-def test_a_window_has_to_fit_every_stage_of_the_decoder() -> None:
-    """Each of them counts as many tokens."""
-    length = {"max_model_len": 64}
-    stages = {"writer": length, "speaker": length, "tones": length, "mixer": {"max_model_len": 8}}
-    document = {"model_family": "tests.toy_families.branched:FAMILY", "platform": "cpu", "stages": stages}
-    model = cast(FamilyModel, SimpleNamespace(codec=SpeechModel.codec))
-    with pytest.raises(ConfigError, match="2 blocks, 16 codec tokens; max_model_len of mixer is 8: raise it"):
-        check_longest_window(StageConfig.model_validate(document), model)
-    stages["mixer"] = length
-    check_longest_window(StageConfig.model_validate(document), model)

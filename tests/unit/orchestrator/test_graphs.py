@@ -140,8 +140,7 @@ def test_warm_up_asks_a_model_for_all_that_it_answers_with() -> None:
     stages = {
         "brain": length | {"model_stage": "writer"},
         "speaker": length,
-        "tones": length,
-        "mixer": length,
+        "vocoder": length,
     }
     document = {"model_family": "tests.toy_families.branched:FAMILY", "platform": "cpu", "stages": stages}
     wanted = warm_up_request(StageConfig.model_validate(document), is_greedy=False)
