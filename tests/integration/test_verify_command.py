@@ -93,7 +93,7 @@ def test_the_report_says_that_the_demo_answers_as_transformers_does(
     text = report.read_text()
     assert f"**This server and transformers agree in all {len(wanted)} cases" in text
     assert f"| stage config | {config}, below |" in text
-    assert "- prompts that --cases left out or that need speech: system prompt, several turns, audio," in text
+    assert "- prompts that --cases left out or that need speech: text, system prompt, several turns," in text
     for private in (str(qwen3_checkpoint.parent), str(Path.home()), os.uname().nodename):
         assert private not in text
 
