@@ -38,7 +38,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:connect\\(\\) must be used as a context manager:DeprecationWarning"  # OpenAI's client does so
 )
 
-DEPLOY_TIMEOUT_S = 300
+DEPLOY_TIMEOUT_S = 900
 REPLACEMENT_TIMEOUT_S = 180
 SAMPLE_RATE = 24000
 MAX_AUDIO_AHEAD_S = 10
