@@ -140,7 +140,7 @@ def parse_form(
         else:
             body[name] = contents
     fields = validate(schema, body)
-    if has_text and not files:
+    if has_text:
         raise InvalidRequestError(
             f"Invalid type for '{file_param}': expected a file, but got a string instead.",
             param=file_param,

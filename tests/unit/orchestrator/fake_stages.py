@@ -303,7 +303,7 @@ class Stages:
         coming, plan = ComingStreams(), ChunkPlan()
         scheduler = SpeechScheduler(plan, CodecLayout(CODES_PER_WINDOW, SAMPLES_PER_CODE), coming)
         return SpeechDecoding(
-            stages=(Stage("code2wav", [cast(DiffusionHandle, self.code2wav)]),),
+            decoder=Stage("code2wav", [cast(DiffusionHandle, self.code2wav)]),
             factory=lambda *_, **__: self.edge,
             chunks=plan,
             layout=CodecLayout(CODES_PER_OUTPUT, SAMPLES_PER_CODE),
