@@ -78,8 +78,8 @@ def _read_folder(folder: Path, prefix: str, weights: StoredWeights) -> None:
             weights.problems.append(str(error))
             continue
         weights.tensors |= {prefix + name: tensor for name, tensor in tensors.items()}
-        promised = () if weight_map is None else weight_map.items()
-        lacking = [name for name, file in promised if file == path and name not in tensors]
+        expected = () if weight_map is None else weight_map.items()
+        lacking = [name for name, file in expected if file == path and name not in tensors]
         if lacking:
             weights.problems.append(
                 f"{path} lacks the weight {lacking[0]}, which {index.name} says it has: download both again"

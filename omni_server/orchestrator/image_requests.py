@@ -147,7 +147,9 @@ class ImageTask:
 def _pixels(stage: str, result: npt.NDArray[np.float32], size: ImageSize) -> npt.NDArray[np.uint8]:
     """Raises `CorruptDataError` if the result is not an image of that size."""
     if result.shape != (size.height, size.width, 3):
-        raise CorruptDataError(stage, "shape", f"{list(result.shape)} is no RGB image of {size} pixels")
+        raise CorruptDataError(
+            stage, "shape", f"expected an RGB image of {size} pixels, got {list(result.shape)}"
+        )
     if not (result.min() >= 0 and result.max() <= 1):  # NaN fails either comparison
         raise CorruptDataError(stage, "samples", "pixels that are not in [0, 1]")
     return np.rint(255 * result).astype(np.uint8)

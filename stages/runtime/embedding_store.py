@@ -131,7 +131,7 @@ class RowStore:
         if feed.final_length is not None and request_id not in self._refused:
             request = self._requests.setdefault(request_id, StoredRows())
             if feed.final_length > len(request.rows):
-                raise ValueError(f"{len(request.rows)} rows have come of {feed.final_length}")
+                raise ValueError(f"received {len(request.rows)} of {feed.final_length} rows")
             del request.rows[feed.final_length :]
             request.is_final = True
 

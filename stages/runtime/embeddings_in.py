@@ -40,10 +40,10 @@ class _Fed:
             return "a message without rows"
         for segment in feed.segments:
             if segment.first_position != end:
-                return f"rows from position {segment.first_position}, but {end} rows have come"
+                return f"rows from position {segment.first_position}, but {end} rows were received"
             end += segment.num_rows
         if feed.final_length is not None and feed.final_length > end:
-            return f"{end} rows have come of {feed.final_length}"
+            return f"received {end} of {feed.final_length} rows"
         self.num_rows = end
         self.num_released = feed.num_released
         self.is_final |= feed.final_length is not None

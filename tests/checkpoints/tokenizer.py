@@ -56,23 +56,16 @@ def write_words_tokenizer(folder: Path, vocabulary: Vocabulary, layout: Tokenize
     vocab, merges = _plain_vocabulary()
     if vocabulary == "full":
         vocab = _spread_to_genuine_ids(vocab)
-    _save(folder, models.BPE(vocab=vocab, merges=merges), vocab, _SPLIT, "Qwen2Tokenizer", layout)
+    tokenizer = _tokenizer(models.BPE(vocab=vocab, merges=merges), _SPLIT, layout)
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    _write_tokenizer_config(folder, layout.added_ids(vocab), "Qwen2Tokenizer", layout)
+    dump(folder / "chat_template.json", {"chat_template": layout.chat_template}, ensure_ascii=False)
     dump(folder / "vocab.json", vocab, indent=None, ensure_ascii=False)
     (folder / "merges.txt").write_text(
         "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8"
     )
     dump(folder / "added_tokens.json", layout.added_ids(vocab), ensure_ascii=False)
     return vocab
-
-
-def write_split_tokenizer(folder: Path, vocab: dict[str, int], split: str, layout: TokenizerLayout) -> None:
-    """Like `write_words_tokenizer`, for whole words and the 256 bytes: each match of the regular expression
-    `split` is one token if it is in `vocab`, and bytes otherwise; nothing is merged.
-
-    transformers' class for Qwen2 would drop `ignore_merges` and `split`, so this names the general one.
-    """
-    model = models.BPE(vocab=vocab, merges=[], ignore_merges=True)
-    _save(folder, model, vocab, split, "PreTrainedTokenizerFast", layout)
 
 
 def spoken_ids(vocab: Mapping[str, int]) -> tuple[int, ...]:
@@ -83,19 +76,6 @@ def spoken_ids(vocab: Mapping[str, int]) -> tuple[int, ...]:
 def padded_vocab_size(num_ids: int) -> int:
     """Rows of the embedding for packed ids."""
     return -(-num_ids // 64) * 64
-
-
-def _save(
-    folder: Path,
-    model: models.BPE,
-    vocab: dict[str, int],
-    split: str,
-    tokenizer_class: str,
-    layout: TokenizerLayout,
-) -> None:
-    _tokenizer(model, split, layout).save(str(folder / "tokenizer.json"), pretty=False)
-    _write_tokenizer_config(folder, layout.added_ids(vocab), tokenizer_class, layout)
-    dump(folder / "chat_template.json", {"chat_template": layout.chat_template}, ensure_ascii=False)
 
 
 def _byte_alphabet() -> list[str]:

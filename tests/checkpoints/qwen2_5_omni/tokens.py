@@ -9,7 +9,6 @@ from tests.checkpoints.tokenizer import (
     Vocabulary,
     padded_vocab_size,
     spoken_ids,
-    write_split_tokenizer,
     write_words_tokenizer,
 )
 
@@ -107,15 +106,6 @@ def write_tokenizer(folder: Path, vocabulary: Vocabulary) -> TokenIds:
     if vocabulary == "full":
         return _token_ids(vocab, GENUINE_VOCAB_SIZE, _GENUINE_TTS_IDS, spoken_ids(vocab))
     return _packed_token_ids(vocab, spoken_ids(vocab))
-
-
-def write_word_tokenizer(folder: Path, vocab: dict[str, int], split: str) -> TokenIds:
-    """Like `write_tokenizer`, for whole words and the 256 bytes: each match of the regular expression `split`
-    is one token if it is in `vocab`, and bytes otherwise; nothing is merged. All plain tokens count as
-    spoken.
-    """
-    write_split_tokenizer(folder, vocab, split, _LAYOUT)
-    return _packed_token_ids(vocab, tuple(vocab.values()))
 
 
 def _packed_token_ids(vocab: dict[str, int], spoken: tuple[int, ...]) -> TokenIds:

@@ -267,4 +267,4 @@ def test_rows_that_cannot_be_taken_are_told_with_the_next_step_that_is_computed(
     for _ in range(2):
         sampling.output = ModelRunnerOutput(req_ids=["b"], req_id_to_index={"b": 0})
         told.append(attached_findings(sampling.sample_tokens(None)))
-    assert told == [{"b": Corruption("row_sequence", "0 rows have come of 5")}, {}]
+    assert told == [{"b": Corruption("row_sequence", "received 0 of 5 rows")}, {}]

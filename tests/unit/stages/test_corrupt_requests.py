@@ -42,10 +42,14 @@ def ends(outputs: Mapping[str, EngineCoreOutput]) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize(
     ("spans", "final", "detail"),
     [
-        ([(PROMPT + 1, 1)], None, f"rows from position {PROMPT + 1}, but {PROMPT} rows have come"),
-        ([(PROMPT - 1, 2)], None, f"rows from position {PROMPT - 1}, but {PROMPT} rows have come"),
-        ([(PROMPT, 1), (PROMPT, 1)], None, f"rows from position {PROMPT}, but {PROMPT + 1} rows have come"),
-        ([], PROMPT + 1, f"{PROMPT} rows have come of {PROMPT + 1}"),
+        ([(PROMPT + 1, 1)], None, f"rows from position {PROMPT + 1}, but {PROMPT} rows were received"),
+        ([(PROMPT - 1, 2)], None, f"rows from position {PROMPT - 1}, but {PROMPT} rows were received"),
+        (
+            [(PROMPT, 1), (PROMPT, 1)],
+            None,
+            f"rows from position {PROMPT}, but {PROMPT + 1} rows were received",
+        ),
+        ([], PROMPT + 1, f"received {PROMPT} of {PROMPT + 1} rows"),
     ],
     ids=["missing", "overlapping", "twice", "missing at the end"],
 )

@@ -99,7 +99,7 @@ def test_a_missing_row_is_told_and_leaves_the_others_of_the_step_as_they_are() -
             RowsFeed(payload(10, numbered(10, 1).bfloat16(), dtype="bfloat16")),
             "rows of 2 bfloat16 after rows of",
         ),
-        (RowsFeed(final_length=11), "10 rows have come of 11"),
+        (RowsFeed(final_length=11), "received 10 of 11 rows"),
         (
             RowsFeed(msgspec.structs.replace(payload(10, numbered(10, 1)), block=InlineBlock(b"123"))),
             "1 rows from byte 0 on of 3",

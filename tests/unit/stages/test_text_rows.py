@@ -150,10 +150,10 @@ def test_the_scheduler_counts_rows_of_text() -> None:
 )
 def test_gaps_and_overlaps_are_found_by_the_scheduler(feed: RowsFeed) -> None:
     made = tracker()
-    assert "rows have come" in str(made.take("r", feed))
+    assert "rows were received" in str(made.take("r", feed))
     assert len(made) == 0
     assert not made.has_pending
 
 
 def test_more_rows_than_have_come_cannot_be_the_end() -> None:
-    assert tracker().take("r", RowsFeed(text=(text(0, 3),), final_length=2)) == "1 rows have come of 2"
+    assert tracker().take("r", RowsFeed(text=(text(0, 3),), final_length=2)) == "received 1 of 2 rows"
