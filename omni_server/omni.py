@@ -5,7 +5,7 @@ import hashlib
 import math
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,7 +17,7 @@ from omni_server.config.stages import ArStage
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError, OmniError, StageDownError, first_leaf
 from omni_server.family import FamilyModel, load_family, open_model
-from omni_server.generation import Generation
+from omni_server.generation import Deliver, Generation
 from omni_server.metrics.stage_metrics import QueueLevel, StageLevel, pipeline_text
 from omni_server.orchestrator.codec_edge import check_longest_window
 from omni_server.protocol.corruption import CORRUPTION_KINDS
@@ -26,9 +26,11 @@ from omni_server.types import (
     AboutModel,
     ChatMessage,
     ContentPart,
+    Finished,
     ImagePart,
     MediaKind,
     ModelInfo,
+    OmniEvent,
     OmniRequest,
     SamplingConfig,
     SpeechOutput,
@@ -122,9 +124,28 @@ class AsyncOmni:
             raise
         return omni
 
-    async def submit(self, request: OmniRequest, through: "EngineHandle[Any] | None" = None) -> Generation:
+    async def submit(
+        self, request: OmniRequest, deliver: Deliver, through: "EngineHandle[Any] | None" = None
+    ) -> Generation:
         """`through`: the engine to choose in its stage, for a warm-up."""
-        return await self._orchestrator.submit(request, through)
+        return await self._orchestrator.submit(request, deliver, through)
+
+    async def events(
+        self, request: OmniRequest, through: "EngineHandle[Any] | None" = None
+    ) -> AsyncGenerator[OmniEvent, None]:
+        """Yields the request's events. Raises the errors of `submit`, and `OmniError` if the request fails.
+        Closing it ends the request."""
+        events: asyncio.Queue[OmniEvent | Exception] = asyncio.Queue()
+        generation = await self.submit(request, events.put_nowait, through)
+        try:
+            event: OmniEvent | Exception | None = None
+            while not isinstance(event, Finished):
+                event = await events.get()
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+        finally:
+            await generation.aclose()
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         return self._orchestrator.task_messages(task)
@@ -269,7 +290,7 @@ class AsyncOmni:
             raise first_leaf(failures) from group
 
     async def _answer(self, request: OmniRequest, through: "EngineHandle[Any] | None") -> None:
-        async for _ in await self.submit(request, through):
+        async for _ in self.events(request, through):
             pass
 
 

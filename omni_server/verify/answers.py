@@ -133,7 +133,7 @@ async def _answer(
     first_audio_s: float | None = None
     prompt_tokens = 0
     began = time.monotonic()
-    async for event in await omni.submit(_request(case, config, timeout_s)):
+    async for event in omni.events(_request(case, config, timeout_s)):
         match event:
             case TextDelta():
                 text_ids.extend(event.token_ids)

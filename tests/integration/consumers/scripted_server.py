@@ -13,6 +13,7 @@ import numpy as np
 
 from omni_server.api.config import ApiConfig
 from omni_server.api.server import run_server
+from omni_server.generation import Deliver
 from omni_server.types import AudioDelta, OmniRequest, TextDelta, TextDone, ToolCallDelta
 from tests.unit.api.fake_generator import FakeGeneration, FakeGenerator, ScriptEntry, finished
 
@@ -20,9 +21,9 @@ ANSWER = "It is sunny in Oslo."
 
 
 class CallingGenerator(FakeGenerator):
-    async def submit(self, request: OmniRequest) -> FakeGeneration:
+    async def submit(self, request: OmniRequest, deliver: Deliver) -> FakeGeneration:
         self.script = _script(request)
-        return await super().submit(request)
+        return await super().submit(request, deliver)
 
 
 def _script(request: OmniRequest) -> list[ScriptEntry]:
