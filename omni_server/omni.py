@@ -125,18 +125,18 @@ class AsyncOmni:
         return omni
 
     async def submit(
-        self, request: OmniRequest, deliver: Deliver, through: "EngineHandle[Any] | None" = None
+        self, request: OmniRequest, deliver: Deliver, pinned_engine: "EngineHandle[Any] | None" = None
     ) -> Generation:
-        """`through`: the engine to choose in its stage, for a warm-up."""
-        return await self._orchestrator.submit(request, deliver, through)
+        """`pinned_engine`: the engine to choose in its stage, for a warm-up."""
+        return await self._orchestrator.submit(request, deliver, pinned_engine)
 
     async def events(
-        self, request: OmniRequest, through: "EngineHandle[Any] | None" = None
+        self, request: OmniRequest, pinned_engine: "EngineHandle[Any] | None" = None
     ) -> AsyncGenerator[OmniEvent, None]:
         """Yields the request's events. Raises the errors of `submit`, and `OmniError` if the request fails.
         Closing it ends the request."""
         events: asyncio.Queue[OmniEvent | Exception] = asyncio.Queue()
-        generation = await self.submit(request, events.put_nowait, through)
+        generation = await self.submit(request, events.put_nowait, pinned_engine)
         try:
             event: OmniEvent | Exception | None = None
             while not isinstance(event, Finished):
@@ -260,7 +260,7 @@ class AsyncOmni:
             raise ConfigError(f"the first request through all stages failed: {error}") from error
         for handle in self._engines.ar_handles():
             handle.metrics.clear()
-        self._orchestrator.forget_timings()
+        self._orchestrator.reset_timings()
         self._is_warm = True
         requests = (
             "a request"
@@ -273,8 +273,10 @@ class AsyncOmni:
         """Like `_warm_up`, for one engine. Raises `OmniError`."""
         await self._send_bursts(_burst_sizes(self._config), handle)
 
-    async def _send_bursts(self, sizes: Sequence[int], through: "EngineHandle[Any] | None" = None) -> None:
-        """`through`: the engine to choose in its stage. Raises `OmniError`."""
+    async def _send_bursts(
+        self, sizes: Sequence[int], pinned_engine: "EngineHandle[Any] | None" = None
+    ) -> None:
+        """`pinned_engine`: the engine to choose in its stage. Raises `OmniError`."""
         try:
             for size in sizes:
                 async with asyncio.TaskGroup() as burst:
@@ -282,15 +284,15 @@ class AsyncOmni:
                         request = warm_up_request(
                             self._config, is_greedy=number % 2 == 1, features=self.model_info.image_features
                         )
-                        burst.create_task(self._answer(request, through))
+                        burst.create_task(self._answer(request, pinned_engine))
         except ExceptionGroup as group:
             failures = group.subgroup(OmniError)
             if failures is None:
                 raise
             raise first_leaf(failures) from group
 
-    async def _answer(self, request: OmniRequest, through: "EngineHandle[Any] | None") -> None:
-        async for _ in self.events(request, through):
+    async def _answer(self, request: OmniRequest, pinned_engine: "EngineHandle[Any] | None") -> None:
+        async for _ in self.events(request, pinned_engine):
             pass
 
 

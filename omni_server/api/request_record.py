@@ -52,8 +52,8 @@ class AnswerRecord:
         self.kind: AnswerKind = (
             "image" if request.image is not None else "speech" if request.speech is not None else "text"
         )
-        self.audio_input_s = 0.0 if request.is_another_choice else _audio_s(request)
-        self.is_another_choice = request.is_another_choice
+        self.audio_input_s = 0.0 if request.is_sibling_choice else _audio_s(request)
+        self.is_sibling_choice = request.is_sibling_choice
         self.sampling = request.sampling
         self.prompt: PromptTokens | None = None
         """None until the request is admitted."""

@@ -25,7 +25,7 @@ from omni_server.errors import (
 )
 from omni_server.family import EmbeddingsPrompt, FamilyModel
 from omni_server.generation import Deliver
-from omni_server.orchestrator.caller_turns import CallerTurns
+from omni_server.orchestrator.fair_share import FairShareQueue
 from omni_server.orchestrator.image_requests import ImageRequests, ImageTask
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
@@ -49,7 +49,7 @@ from omni_server.types import (
 )
 from omni_server.types.images import ImageOutput
 
-_READ_ONLY = SamplingConfig(temperature=0.0, max_tokens=1)
+PREFILL_ONLY = SamplingConfig(temperature=0.0, max_tokens=1)
 """For a given reply: one pass over the reply computes its rows. vLLM must still sample a token, which is
 discarded."""
 
@@ -84,7 +84,7 @@ class Orchestrator:
                 decoder = self._diffusion[edge.target]
                 self._decoding[edge.source] = speech_decoding(family, config, edge, payload, decoder)
         self._running: dict[str, RequestRun] = {}
-        self._turns = CallerTurns()
+        self._fair_share = FairShareQueue()
         self._is_closed = False
         self.images = ImageRequests(family, config.stages[self._entry])
         self.num_corrupt: Counter[tuple[str, str]] = Counter()
@@ -94,11 +94,11 @@ class Orchestrator:
     def num_running(self) -> int:
         return len(self._running)
 
-    def forget_timings(self) -> None:
+    def reset_timings(self) -> None:
         """Discards the timings of windows and frames recorded so far, which are those of a warm-up."""
         for decoding in self._decoding.values():
             for scheduler in decoding.schedulers.values():
-                scheduler.forget()
+                scheduler.reset()
 
     def _count_corrupt(self, error: CorruptDataError) -> None:
         self.num_corrupt[error.stage, error.kind] += 1
@@ -118,9 +118,9 @@ class Orchestrator:
         return next((StageDownError(name) for name in names if stages[name].is_down), None)
 
     async def submit(
-        self, request: OmniRequest, deliver: Deliver, through: EngineHandle[Any] | None = None
+        self, request: OmniRequest, deliver: Deliver, pinned_engine: EngineHandle[Any] | None = None
     ) -> RequestRun:
-        """Validates, tokenises and starts the request. `through`: the engine to choose in its stage, for a
+        """Validates, tokenises and starts the request. `pinned_engine`: the engine to choose in its stage, for a
         warm-up. Raises the errors of `Generator.submit`."""
         outputs = self._outputs(request)
         self._check_media(request)
@@ -129,7 +129,7 @@ class Orchestrator:
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic() if request.began_at is None else request.began_at
         voice = None if request.speech is None else self._voice(request.speech)
-        run = RequestRun(request.request_id, self._turns.take(request.caller), deliver, through)
+        run = RequestRun(request.request_id, self._fair_share.take(request.caller), deliver, pinned_engine)
         try:
             if request.image is not None:
                 tokens = await self._add_image(run, request, request.image)
@@ -201,7 +201,7 @@ class Orchestrator:
         sampling = merged(config.default_sampling, asked)
         reply = None if request.speech is None or not is_text else request.speech.text
         if reply is not None:
-            sampling = _READ_ONLY
+            sampling = PREFILL_ONLY
         tools = () if request.tools is None else request.tools.tools
         # Rendering blocks the event loop, for half a second with 32 MB of text, which would then be rejected.
         handle.check_text(sum(map(_num_chars, request.messages)))

@@ -15,7 +15,7 @@ import msgspec
 from omni_server.engine.engine_handle import EngineHandle, HandleT, Stage
 from omni_server.errors import CorruptDataError, DeadlineExceededError, OmniError, first_leaf
 from omni_server.generation import Deliver
-from omni_server.orchestrator.caller_turns import Turn
+from omni_server.orchestrator.fair_share import FairShareTicket
 from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.types import Finished, FinishReason, OmniEvent, PromptTokens, Usage
 
@@ -46,11 +46,15 @@ class RequestRun:
     prompt: PromptTokens
 
     def __init__(
-        self, request_id: str, turn: Turn, deliver: Deliver, through: EngineHandle[Any] | None = None
+        self,
+        request_id: str,
+        ticket: FairShareTicket,
+        deliver: Deliver,
+        pinned_engine: EngineHandle[Any] | None = None,
     ) -> None:
-        """`through`: the engine to choose in its stage."""
+        """`pinned_engine`: the engine to choose in its stage."""
         self.request_id = request_id
-        self.turn = turn
+        self.ticket = ticket
         self.timeline = RequestTimeline()
         self.began = self.timeline.began
         self.on_close: list[Callable[[], object]] = []
@@ -66,7 +70,7 @@ class RequestRun:
         self.num_image_tokens = 0
         """Of the generated image."""
         self._deliver = deliver
-        self._through = through
+        self._pinned_engine = pinned_engine
         self._bound: list[EngineHandle[Any]] = []
         self._tasks: list[GraphTask] = []
         self._task: asyncio.Task[None] | None = None
@@ -109,7 +113,7 @@ class RequestRun:
 
     def choose(self, stage: Stage[HandleT]) -> HandleT:
         """Binds the request to an engine of the stage, until `leave` or `close`."""
-        handle = stage.choose(self._through)
+        handle = stage.choose(self._pinned_engine)
         self._bound.append(handle)
         if len(stage.handles) > 1:
             self.timeline.mark_replica(stage.name, handle.number)
@@ -123,7 +127,7 @@ class RequestRun:
 
     def emit(self, event: OmniEvent) -> None:
         """Delivers an event; drops one that comes after the last."""
-        self.turn.begin()
+        self.ticket.begin()
         if not self._is_closed:
             self._deliver(event)
 
@@ -133,7 +137,7 @@ class RequestRun:
         if self._is_closed:
             return
         self._is_closed = True
-        self.turn.end()
+        self.ticket.end()
         for handle in tuple(self._bound):
             self.leave(handle)
         for call in self.on_close:

@@ -5,7 +5,7 @@ It has three rules:
 
 1. Earliest playout deadline first. The deadline of a window is the moment at which it will be played. The
    first window of a stream is due `FIRST_WINDOW_DUE_S` after it was sent, because a stream that has not begun
-   cannot stall. Under overload, callers take turns (`WindowTurns`).
+   cannot stall. Under overload, callers take turns (`WindowFairness`).
 2. Credits. A stream that is `max_work_ahead_s` ahead of its playback yields the decoder to other streams.
 3. Playback begins when the buffer covers the expected turnaround, that is, when every later window is
    expected back before it is played. If audio is produced more slowly than it is played, playback waits for
@@ -25,7 +25,7 @@ from contextlib import contextmanager
 
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.family import CodecLayout
-from omni_server.orchestrator.caller_turns import WindowTurns
+from omni_server.orchestrator.fair_share import WindowFairness
 
 FIRST_WINDOW_DUE_S = 1.0
 """Seconds after which the first window of a stream takes precedence over windows of streams that are playing
@@ -226,7 +226,7 @@ class LeadLimiter:
             entered.set_result(None)
 
 
-class PlayoutBuffer:
+class PlayoutClock:
     """The progress of one stream's frames and windows, and the start of its playback."""
 
     def __init__(self, scheduler: "SpeechScheduler", start: Callable[[], None], caller: str) -> None:
@@ -287,15 +287,15 @@ class PlayoutBuffer:
             else:
                 due += FIRST_WINDOW_DUE_S
         now = self._scheduler.clock()
-        due = self._scheduler.turns.enter(self._caller, due, now, not_before=not_before)
+        due = self._scheduler.fairness.enter(self._caller, due, now, not_before=not_before)
         self._sent.append((now, due))
         return due
 
-    def window_back(self, num_frames: int) -> None:
+    def window_completed(self, num_frames: int) -> None:
         """The next result has arrived. The decoder computed `num_frames` for it."""
         now = self._scheduler.clock()
         sent_at, due = self._sent.popleft()
-        self._scheduler.turns.leave(self._caller, due)
+        self._scheduler.fairness.leave(self._caller, due)
         if due - sent_at <= FIRST_WINDOW_DUE_S:  # windows with later deadlines wait for others
             is_first = self._num_back == 0
             self._scheduler.turnaround.learn(num_frames, now - sent_at, now, is_first=is_first)
@@ -311,7 +311,7 @@ class PlayoutBuffer:
         self._cancel_look()
         while self._sent:
             _, due = self._sent.popleft()
-            self._scheduler.turns.leave(self._caller, due)
+            self._scheduler.fairness.leave(self._caller, due)
 
     def _cancel_look(self) -> None:
         if self._timer is not None:
@@ -390,7 +390,7 @@ class PlayoutBuffer:
         return min(max(slowness, 1 / MAX_OUTLIER_RATIO), MAX_OUTLIER_RATIO)
 
 
-class ComingStreams:
+class PendingStreams:
     """Counts streams whose first frame has not been sampled. No decoder has been chosen for them yet; each
     decoder expects an equal part of them."""
 
@@ -419,19 +419,19 @@ class SpeechScheduler:
         self,
         plan: ChunkPlan,
         layout: CodecLayout,
-        coming: ComingStreams,
+        pending: PendingStreams,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock` must advance with the running event loop's timers."""
         self.clock = clock
-        self._coming = coming
+        self._pending = pending
         self.max_outstanding_windows = plan.max_outstanding_windows
         """Windows of one stream that may be in the decoder at the same time."""
         self.max_start_delay_s = plan.pacing.max_start_delay_s
         self.frames_per_block = layout.frames_per_block
         self.limiter = LeadLimiter(plan.pacing.max_work_ahead_s, clock)
-        self.turns = WindowTurns()
+        self.fairness = WindowFairness()
         self.turnaround = TurnaroundEstimator()
         self.rates = CodecRateEstimator()
         self.recent_frames: deque[int] = deque(maxlen=NUM_RECENT_STREAMS)
@@ -443,7 +443,7 @@ class SpeechScheduler:
             self._ramps = [(least, WindowRamp(plan, layout, ramp)) for least, ramp in ramps]
         self._origin = clock()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forgets all estimates. After a warm-up they are wrong, because its windows waited for kernels to
         compile."""
         self.turnaround = TurnaroundEstimator()
@@ -451,7 +451,7 @@ class SpeechScheduler:
         self.recent_frames.clear()
 
     @contextmanager
-    def stream(self, buffer: PlayoutBuffer) -> Iterator[None]:
+    def stream(self, buffer: PlayoutClock) -> Iterator[None]:
         """Counts the stream of `buffer` as active while the block runs."""
         self._num_open += 1
         try:
@@ -464,7 +464,7 @@ class SpeechScheduler:
     def num_streams(self) -> int:
         """Active streams and those that are coming, without those that wait because they are far ahead of
         playback."""
-        return self._num_open + self._coming.num_per_decoder - self.limiter.num_waiting
+        return self._num_open + self._pending.num_per_decoder - self.limiter.num_waiting
 
     def ramp(self) -> WindowRamp | None:
         """Returns the ramp for a stream whose first window is cut now; None if streams are computed as a

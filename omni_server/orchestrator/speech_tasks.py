@@ -80,7 +80,7 @@ class ArTask:
             self.params,
             None if fed is None else fed.take,
             tokens_per_output=self.output.tokens_per_output,
-            priority=self.request.turn.number,
+            priority=self.request.ticket.number,
         )
         try:
             if self.source is not None:
@@ -127,7 +127,7 @@ class AudioTask:
         self._num_samples = 0
 
     async def run(self) -> None:
-        with self._decoding.coming.stream():
+        with self._decoding.pending.stream():
             await self._has_begun.wait()
         await self._begun().run()
         if self._resampler is not None:
@@ -172,7 +172,7 @@ class AudioTask:
                 layout=self._decoding.layout,
                 timeline=self._request.timeline,
                 emit=self._take_audio,
-                caller=self._request.turn.caller,
+                caller=self._request.ticket.caller,
             )
             self._has_begun.set()
         return self._speech

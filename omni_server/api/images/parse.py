@@ -170,7 +170,7 @@ def image_requests(
             messages=(message,),
             image=output,
             began_at=began_at,
-            is_another_choice=index > 0,
+            is_sibling_choice=index > 0,
         )
         for index, output in enumerate(outputs)
     ]

@@ -21,12 +21,12 @@ from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.errors import CorruptDataError
 from omni_server.family import CodecLayout, DecoderWindow, Frame, TextRows
 from omni_server.metrics.replica_name import split_replica_name
-from omni_server.orchestrator.caller_turns import CallerTurns
+from omni_server.orchestrator.fair_share import FairShareQueue
 from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
 from omni_server.orchestrator.speech_decoding import SpeechDecoding
-from omni_server.orchestrator.speech_scheduler import ComingStreams, SpeechScheduler
+from omni_server.orchestrator.speech_scheduler import PendingStreams, SpeechScheduler
 from omni_server.orchestrator.speech_tasks import ArTask, AudioTask, TextOutput
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_parser import ToolParser
@@ -261,10 +261,10 @@ class ReadRun:
 
 
 async def submit(
-    orchestrator: Orchestrator, request: OmniRequest, through: EngineHandle[Any] | None = None
+    orchestrator: Orchestrator, request: OmniRequest, pinned_engine: EngineHandle[Any] | None = None
 ) -> ReadRun:
     read = ReadRun()
-    read.run = await orchestrator.submit(request, read.deliver, through)
+    read.run = await orchestrator.submit(request, read.deliver, pinned_engine)
     return read
 
 
@@ -301,7 +301,7 @@ class Stages:
         if reply is not None:
             prompt = RenderedPrompt(PROMPT_IDS + reply, None, "given", len(reply))
         read, speaker = ReadRun(), None
-        run = read.run = RequestRun("request", CallerTurns().take("caller"), read.deliver)
+        run = read.run = RequestRun("request", FairShareQueue().take("caller"), read.deliver)
         if speech:
             audio = AudioTask(
                 run, "talker", decoding=self.decoding(frames), edge=self.edge, stop_ids=(STOP_CODE,)
@@ -336,8 +336,8 @@ class Stages:
         return read
 
     def decoding(self, frames: TokenFrames) -> SpeechDecoding:
-        coming, plan = ComingStreams(), ChunkPlan()
-        scheduler = SpeechScheduler(plan, CodecLayout(CODES_PER_WINDOW, SAMPLES_PER_CODE), coming)
+        pending, plan = PendingStreams(), ChunkPlan()
+        scheduler = SpeechScheduler(plan, CodecLayout(CODES_PER_WINDOW, SAMPLES_PER_CODE), pending)
         return SpeechDecoding(
             decoder=Stage("code2wav", [cast(DiffusionHandle, self.code2wav)]),
             factory=lambda *_, **__: self.edge,
@@ -345,7 +345,7 @@ class Stages:
             layout=CodecLayout(CODES_PER_OUTPUT, SAMPLES_PER_CODE),
             frames=frames,
             schedulers={"code2wav": scheduler},
-            coming=coming,
+            pending=pending,
         )
 
     def rows(self, *, num_generated: int) -> None:

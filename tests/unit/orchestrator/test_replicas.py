@@ -102,10 +102,10 @@ class Replicas:
         )
         self._num_spoken = 0
 
-    async def speak(self, through: FakeEntry | FakeCode2Wav | None = None) -> Spoken:
+    async def speak(self, pinned_engine: FakeEntry | FakeCode2Wav | None = None) -> Spoken:
         before = {id(stream) for one in self.thinkers for stream in one.streams}
         self._num_spoken += 1
-        run = await submit(self.orchestrator, request(f"r{self._num_spoken}"), cast(Any, through))
+        run = await submit(self.orchestrator, request(f"r{self._num_spoken}"), cast(Any, pinned_engine))
         await settle()
         (stream,) = (s for one in self.thinkers for s in one.streams if id(s) not in before)
         return Spoken(run, stream, len(self.thinkers[0].prompt))
@@ -163,7 +163,7 @@ async def test_a_request_stays_with_its_engines_to_its_end() -> None:
 async def test_a_warm_up_goes_through_the_engine_that_it_is_for() -> None:
     replicas = Replicas()
     for _ in range(2):
-        one = await replicas.speak(through=replicas.talkers[1])
+        one = await replicas.speak(pinned_engine=replicas.talkers[1])
         await one.send_rows()
     assert replicas.loads()[1] == [0, 2]
 
