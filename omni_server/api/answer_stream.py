@@ -197,13 +197,3 @@ class AnswerStream:
         if record is not None and not record.is_websocket:
             record.answers.append(answer)
         return answer
-
-
-def total_usage(usages: Sequence[Usage]) -> Usage:
-    """Adds up all choices of one prompt."""
-    return replace(
-        usages[0],
-        text_tokens=sum(usage.text_tokens for usage in usages),
-        codec_tokens=sum(usage.codec_tokens for usage in usages),
-        image_tokens=sum(usage.image_tokens for usage in usages),
-    )

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from omni_server.api.answer_stream import AnswerStream, total_usage
+from omni_server.api.answer_stream import AnswerStream
 from omni_server.api.chat_image import file_options, image_output, load_image_prompt, with_images
 from omni_server.api.config import ApiConfig
 from omni_server.api.image_options import ImageOptions
@@ -34,6 +34,7 @@ from omni_server.api.request_record import ANONYMOUS, current_request
 from omni_server.api.schemas import ChatCompletionRequest, NamedTool
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, until_disconnect
+from omni_server.api.usage import total_usage
 from omni_server.api.validation import read_json, validate
 from omni_server.audio.encode import StreamEncoder, encode
 from omni_server.types import (

@@ -28,7 +28,6 @@ from omni_server.types import (
     CodecDelta,
     FinishReason,
     TextDelta,
-    TextDone,
     ToolCallDelta,
 )
 
@@ -269,7 +268,6 @@ class TextOutput:
         """Ends the text. Its last `num_without_row` tokens are not spoken: the text-end row replaces them."""
         has_calls = self._tool_parser is not None and self._tool_parser.num_calls > 0
         self._request.finish_reason = "tool_calls" if has_calls and reason == "stop" else reason
-        self._request.emit(TextDone(reason))
         if self._speaker is None or self._feeder is None:
             return
         num_spoken = self._request.num_text_tokens - num_without_row

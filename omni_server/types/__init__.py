@@ -288,13 +288,6 @@ class AudioDelta:
 
 
 @dataclass(frozen=True)
-class TextDone:
-    """The text is complete; no TextDelta follows."""
-
-    finish_reason: FinishReason
-
-
-@dataclass(frozen=True)
 class WindowTimes:
     """Times of one window of codec tokens, in seconds since the request began."""
 
@@ -335,15 +328,7 @@ class Finished:
 
 
 OmniEvent = (
-    TextDelta
-    | ToolCallDelta
-    | CodecDelta
-    | AudioDelta
-    | ImageProgress
-    | PartialImage
-    | ImageDone
-    | TextDone
-    | Finished
+    TextDelta | ToolCallDelta | CodecDelta | AudioDelta | ImageProgress | PartialImage | ImageDone | Finished
 )
 
 

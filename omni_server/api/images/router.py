@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from openai.types.images_response import UsageInputTokensDetails, UsageOutputTokensDetails
 from pydantic import BaseModel
 
-from omni_server.api.answer_stream import AnswerStream, total_usage
+from omni_server.api.answer_stream import AnswerStream
 from omni_server.api.config import ApiConfig
 from omni_server.api.forms import Form, FormLimits, form_body, parse_form, read_form
 from omni_server.api.image_options import MAX_PROMPT_CHARACTERS
@@ -36,6 +36,7 @@ from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import GENERATION_ERRORS, OpenApi, event_stream, request_body
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, named_frame, until_disconnect
+from omni_server.api.usage import total_usage
 from omni_server.api.validation import read_json, unsupported, validate
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generator

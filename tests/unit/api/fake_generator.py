@@ -22,7 +22,6 @@ from omni_server.types import (
     PromptTokens,
     Task,
     TextDelta,
-    TextDone,
     TextPart,
     Usage,
 )
@@ -122,7 +121,7 @@ def finished(finish_reason: FinishReason = "stop", *, codec_tokens: int = 0) -> 
 
 def text_script(finish_reason: FinishReason = "stop") -> list[ScriptEntry]:
     words: list[ScriptEntry] = [TextDelta(word, (index,)) for index, word in enumerate(WORDS)]
-    return [*words, TextDone(finish_reason), finished(finish_reason)]
+    return [*words, finished(finish_reason)]
 
 
 def speech_script() -> list[ScriptEntry]:
@@ -135,7 +134,7 @@ def speech_script() -> list[ScriptEntry]:
         position += num_samples
         if index < len(WORDS) - 2:
             script.append(TextDelta(WORDS[index + 2], (index + 2,)))
-    return [*script, TextDone("stop"), finished(codec_tokens=len(PIECES))]
+    return [*script, finished(codec_tokens=len(PIECES))]
 
 
 def image_of(image: ImageOutput) -> npt.NDArray[np.uint8]:

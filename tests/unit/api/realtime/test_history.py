@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Deliver
-from omni_server.types import AudioDelta, AudioPart, ImagePart, TextDelta, TextDone, TextPart
+from omni_server.types import AudioDelta, AudioPart, ImagePart, TextDelta, TextPart
 from tests.unit.api.clients import data_url, media
 from tests.unit.api.fake_generator import (
     TEXT,
@@ -133,7 +133,6 @@ async def test_truncating_cuts_what_the_model_reads_later() -> None:
     script: list[ScriptEntry] = [
         TextDelta("one two three four", (1,)),
         AudioDelta(0, voice(1)),
-        TextDone("stop"),
     ]
     async with RealtimeClient(FakeGenerator(script=[*script, finished(codec_tokens=1)])) as client:
         await client.opened()
