@@ -94,9 +94,8 @@ def _with_kv_cache(memory: StageMemory, stage: Stage, kv: KvLayout, value_bytes:
     kv_bytes = (memory.share or 0) - memory.taken if given is None else int(given)
     if str(stage.engine_args.get("kv_cache_dtype", "auto")).startswith("fp8"):
         value_bytes = 1
-    tensor_ranks = stage.tensor_parallel_size if isinstance(stage, ArStage) else 1
     # Keys and values. A head is on one rank, or on several if there are more ranks than heads.
-    token_bytes = 2 * kv.num_layers * max(1, kv.num_kv_heads // tensor_ranks) * kv.head_dim * value_bytes
+    token_bytes = 2 * kv.num_layers * max(1, kv.num_kv_heads // stage.num_ranks) * kv.head_dim * value_bytes
     # vLLM's, in tokens.
     block_size = int(stage.engine_args.get("block_size", 128 if memory.share is None else 16))
     return replace(

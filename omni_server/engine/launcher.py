@@ -217,7 +217,7 @@ class EngineBuilder:
         received = None if incoming is None else self.config.spec_of(incoming).payload
         runtime = StageRuntimeConfig(
             model_dir=str(self._folder(name)),
-            row_producer=None if outgoing is None else outgoing.function,
+            row_producer=None if outgoing is None else self.config.spec_of(outgoing).function,
             output_queue=None if outgoing is None else self.queues[outgoing.source, outgoing.target][number],
             input_queues=() if incoming is None else self.queues[incoming.source, incoming.target],
             row_table=isinstance(received, Embeddings) and received.text_ids,

@@ -197,12 +197,12 @@ async def _decoded_whole(
     omni: _WholeDecoder, case: Case, codes: tuple[int, ...], config: StageConfig, codec: CodecLayout | None
 ) -> Samples | None:
     edge = config.speech_edge
-    if codec is None or edge is None or edge.function is None or edge.chunks is None or case.voice is None:
+    if codec is None or edge is None or edge.chunks is None or case.voice is None:
         return None
     is_audio = config.stage_spec(edge.target).output == "audio"
     if not is_audio or not 0 < len(codes) <= config.stages[edge.target].max_model_len:
         return None
-    factory = load_edge_function(edge.function)
+    factory = load_edge_function(config.spec_of(edge).function)
     plan = edge.chunks.model_copy(update={"mode": "whole"})
     cutting = factory(plan, codec, voice=case.voice, noise_seed=NOISE_SEED)
     width = config.num_codebooks
