@@ -24,8 +24,6 @@ _LEGEND = """\
 - **SNR**: the same codes, decoded from the same noise in one window, against transformers' waveform.{least}
 - **streamed**: what a caller hears, against transformers' waveform. Windows see less of what surrounds them;
   this is for information and fails nothing.
-- **first audio**: from the request to the first audio, of a single caller. **real-time factor**: seconds
-  until the answer was complete, for each second of its speech.
 - A dash stands for what does not exist or was not compared."""
 
 _FOLDERS = re.compile(r"(?<![\w./~])(?:~\w*)?/(?!/)(?:[^\s/\"'`|,;:]+/)*(?=[^\s/])")
@@ -169,9 +167,7 @@ def _rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def _cells(result: CaseResult) -> dict[str, str]:
-    case, answer = result.case, result.answer
-    first_audio = None if answer is None else answer.first_audio_s
-    factor = None if answer is None else answer.real_time_factor
+    case = result.case
     return {
         "prompt": case.prompt.name,
         "voice": case.voice or "-",
@@ -180,8 +176,6 @@ def _cells(result: CaseResult) -> dict[str, str]:
         "codes": _matched(result.codes),
         "SNR dB": _decibels(result.snr_db),
         "streamed dB": _decibels(result.streamed_snr_db),
-        "first audio s": "-" if first_audio is None else f"{first_audio:.3f}",
-        "real-time factor": "-" if factor is None else f"{factor:.2f}",
     }
 
 

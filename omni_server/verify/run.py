@@ -14,7 +14,7 @@ from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, ModelFamily, load_family, open_model
 from omni_server.protocol.reference import ReferenceAnswer, ReferenceJob
 from omni_server.types import SAMPLE_RATE_HZ
-from omni_server.verify.answers import NOISE_SEED, Answer, NoAnswer, answer_all, repetition_penalties
+from omni_server.verify.answers import NOISE_SEED, Answer, answer_all, repetition_penalties
 from omni_server.verify.cases import Case, Prompt, all_prompts, cases_of, chosen
 from omni_server.verify.compare import CaseResult, Precision, compare
 from omni_server.verify.machine import checkpoint, hardware, versions
@@ -94,24 +94,24 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
 
 def _references(
     cases: Sequence[Case],
-    answers: Sequence[Answer | NoAnswer],
+    answers: Sequence[Answer | str],
     settings: ReferenceSettings,
     config: StageConfig,
     *,
     timeout_s: float,
     on_progress: Progress,
-) -> list[ReferenceAnswer | NoAnswer]:
+) -> list[ReferenceAnswer | str]:
     on_progress(f"loading the checkpoint with transformers ({settings.dtype}, {settings.device})")
     try:
         process = ReferenceProcess(settings, timeout_s=config.start_timeout_s)
     except ReferenceFailedError as error:
-        return [NoAnswer(str(error))] * len(cases)
-    references: list[ReferenceAnswer | NoAnswer] = []
+        return [str(error)] * len(cases)
+    references: list[ReferenceAnswer | str] = []
     with contextlib.closing(process):
         for number, (case, answer) in enumerate(zip(cases, answers, strict=True), 1):
             on_progress(f"transformers, {number} of {len(cases)}: {case.name}")
-            if isinstance(answer, NoAnswer):
-                references.append(NoAnswer("there is nothing to compare with"))
+            if isinstance(answer, str):
+                references.append("there is nothing to compare with")
                 continue
             job = ReferenceJob(
                 messages=case.prompt.messages,
@@ -127,7 +127,7 @@ def _references(
             try:
                 references.append(process.answer(job, timeout_s=timeout_s))
             except ReferenceFailedError as error:
-                references.append(NoAnswer(str(error)))
+                references.append(str(error))
     return references
 
 
@@ -169,20 +169,11 @@ def _prompts(model: FamilyModel) -> tuple[Prompt, ...]:
 
 def _left_out(config: StageConfig, model: FamilyModel, results: Sequence[CaseResult]) -> tuple[str, ...]:
     """What no case compared, each with its reason."""
-    lines = [
-        "sampling: all answers are greedy; transformers draws other random numbers",
-        "several requests at once: each was alone, so that times are those of a single caller",
-    ]
-    if config.speech_edge is None:
-        lines.append("speech: no stage of the stage config speaks")
-    elif len(model.voices) == 1:
-        lines.append("other voices: the checkpoint has one")
+    lines = ["sampling: all answers are greedy; several requests at once: each was alone"]
     asked = {result.case.prompt.name for result in results}
     unasked = [prompt.name for prompt in _prompts(model) if prompt.name not in asked]
     if unasked:
         lines.append(f"prompts that --cases left out or that need speech: {', '.join(unasked)}")
-    if any(result.case.prompt.text is not None for result in results):
-        lines.append("text of 'read aloud': it is given, so only its tokens are compared, not logits")
     lines += [
         f"the precision of {name}: here its weights are quantized ({quantization}), in the reference they "
         "are as in the checkpoint, so differences are to be expected"

@@ -121,8 +121,6 @@ def answers_of_the_reference(checkpoint: Path, cases: Sequence[Case]) -> list[An
                 result.codes if is_spoken else (),
                 waveform,
                 waveform if is_spoken else None,
-                None,
-                1.0,
             )
         )
     return answers
