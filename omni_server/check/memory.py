@@ -168,7 +168,7 @@ def check_gpu_memory(config: StageConfig, model: ModelSizes, gpus: list[Gpu], re
                 continue
             memory = stage_memory(name, config, model, gpu.memory.total, number)
             report.stages.append(memory)
-            problems += _dtype_problems(name, stage, model.footprints[name], gpu)
+            problems += dtype_problems(name, stage, model.footprints[name], gpu)
             if memory.given_kv_bytes is not None:
                 problems += _kv_problems(name, memory)
         report.errors("memory", problems)
@@ -271,7 +271,7 @@ def _kv_problems(name: str, memory: StageMemory) -> Iterator[str]:
         )
 
 
-def _dtype_problems(name: str, stage: Stage, footprint: StageFootprint, gpu: Gpu) -> Iterator[str]:
+def dtype_problems(name: str, stage: Stage, footprint: StageFootprint, gpu: Gpu) -> Iterator[str]:
     dtype = _dtype(stage, footprint)
     if isinstance(stage, DiffusionStage):
         dtype = stage.compute_dtype("cuda")

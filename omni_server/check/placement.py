@@ -13,12 +13,13 @@ from omni_server.check.memory import (
     CAPTURE_SIZE,
     ModelSizes,
     cpu_bytes,
+    dtype_problems,
     largest_graph,
     stage_memory,
 )
 from omni_server.check.report import DeviceMemory, StageMemory, gb
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
-from omni_server.config.stages import DiffusionStage, Stage
+from omni_server.config.stages import ArStage, DiffusionStage, Stage
 from omni_server.errors import ConfigError
 
 Quantization = Literal["fp8", "awq", "gptq"]
@@ -77,7 +78,11 @@ def plan(
     fitting = _fitting(gpus, base, model)
     if fitting is None:
         raise ConfigError(_refusal(gpus, base, model, can_be_quantized=quantization is None))
-    _check_bfloat16(gpus, fitting)
+    by_index = {_index(gpu): gpu for gpu in gpus}
+    for name, stage in fitting.stages.items():
+        if isinstance(stage, ArStage):
+            for problem in dtype_problems(name, stage, model.footprints[name], by_index[stage.devices[0]]):
+                raise ConfigError(f"{problem} in a stage config")
     return fitting
 
 
@@ -210,16 +215,6 @@ def _least(need: StageMemory) -> int:
 
 def _needs(config: StageConfig, devices: _Devices, model: ModelSizes) -> dict[str, StageMemory]:
     return {name: stage_memory(name, config, model, gpu.memory.total) for name, gpu in devices.items()}
-
-
-def _check_bfloat16(gpus: Sequence[Gpu], config: StageConfig) -> None:
-    for gpu in gpus:
-        stages = [n for n, s in config.stages.items() if _index(gpu) in s.devices and s.dtype == "bfloat16"]
-        if stages and not gpu.has_bfloat16:
-            raise ConfigError(
-                f"device {_index(gpu)} ({gpu.memory.name}, {gpu.description}) has no bfloat16, in which "
-                f"{' and '.join(stages)} would run: write a stage config with dtype float16"
-            )
 
 
 def _refusal(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, *, can_be_quantized: bool) -> str:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omni_server.check.default_config import resolve_deployment
-from omni_server.check.files import refuse_damaged_files
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine.environment import set_engine_environment
@@ -52,7 +51,6 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
     family = load_family(config.model_family)
     reference = _reference_of(family, config)
     set_engine_environment(config)  # the family's imports read it
-    refuse_damaged_files(folder, config, load_format="auto")
     model = open_model(family, folder)
     if model.codec is not None and model.codec.sample_rate_hz != SAMPLE_RATE_HZ:
         raise ConfigError(

@@ -228,7 +228,8 @@ def test_a_larger_gpu_without_bfloat16_is_passed_over(models: Mapping[str, Model
 
 def test_a_gpu_without_bfloat16_is_refused(models: Mapping[str, ModelSizes]) -> None:
     with pytest.raises(
-        ConfigError, match=r"compute capability 7\.5\) has no bfloat16, in which thinker and talker"
+        ConfigError,
+        match=r"^stages\.thinker\.dtype is bfloat16, which A GPU \(compute capability 7\.5\) does not",
     ):
         plan([Gpu(DeviceMemory(0, "A GPU", 80 * GIB, None), (7, 5))], BASE, models["7b"], None)
 
