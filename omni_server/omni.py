@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -122,7 +122,7 @@ class AsyncOmni:
             raise
         return omni
 
-    async def submit(self, request: OmniRequest, through: "EngineHandle[Any] | None" = None) -> Generation:
+    async def submit(self, request: OmniRequest, through: "EngineHandle | None" = None) -> Generation:
         """`through`: the engine to choose in its stage, for a warm-up."""
         return await self._orchestrator.submit(request, through)
 
@@ -200,7 +200,7 @@ class AsyncOmni:
         """The state of all replicas of all stages."""
         restarts, failed = self._supervisor.num_restarts, self._supervisor.failed
 
-        def status(handle: "EngineHandle[Any]") -> ReplicaStatus:
+        def status(handle: "EngineHandle") -> ReplicaStatus:
             if handle.is_dead:
                 return "failed" if handle.name in failed else "down"
             return "draining" if handle.is_draining else "up"
@@ -248,11 +248,11 @@ class AsyncOmni:
         )
         on_progress(f"{requests} went through all stages in {time.monotonic() - began:.1f} s")
 
-    async def _warm_up_engine(self, handle: "EngineHandle[Any]") -> None:
+    async def _warm_up_engine(self, handle: "EngineHandle") -> None:
         """Like `_warm_up`, for one engine. Raises `OmniError`."""
         await self._send_bursts(_burst_sizes(self._config), handle)
 
-    async def _send_bursts(self, sizes: Sequence[int], through: "EngineHandle[Any] | None" = None) -> None:
+    async def _send_bursts(self, sizes: Sequence[int], through: "EngineHandle | None" = None) -> None:
         """`through`: the engine to choose in its stage. Raises `OmniError`."""
         try:
             for size in sizes:
@@ -268,7 +268,7 @@ class AsyncOmni:
                 raise
             raise first_leaf(failures) from group
 
-    async def _answer(self, request: OmniRequest, through: "EngineHandle[Any] | None") -> None:
+    async def _answer(self, request: OmniRequest, through: "EngineHandle | None") -> None:
         async for _ in await self.submit(request, through):
             pass
 

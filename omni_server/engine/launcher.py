@@ -25,9 +25,8 @@ from omni_server.engine.cancellation import in_daemon_thread, uninterrupted
 from omni_server.engine.construction import BuiltEngine, build_engine
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_args import ar_engine_args, diffusion_engine_args
-from omni_server.engine.engine_handle import EngineT, Stage
+from omni_server.engine.engine_handle import Stage
 from omni_server.engine.environment import VISIBLE_DEVICES, compiles, only_devices
-from omni_server.engine.event_engine import EventAsyncLLM
 from omni_server.engine.mps import MpsDaemon, start_mps
 from omni_server.engine.process_files import (
     TempFolder,
@@ -208,7 +207,7 @@ class EngineBuilder:
 
     async def build_ar(
         self, name: str, stage: ArStage, progress: StartProgress, number: int = 0
-    ) -> BuiltEngine[StageAsyncLLM]:
+    ) -> BuiltEngine:
         """Builds the engine of the stage's replica with this number. Raises `ConfigError`."""
         replica = replica_names(name, stage.replicas)[number]
         outgoing = self.config.edge_from(name, Embeddings)
@@ -234,11 +233,11 @@ class EngineBuilder:
             load_format=self.load_format,
             hf_overrides=self.family.hf_overrides(stage.model_stage),
         )
-        return await self._build(replica, stage, number, StageAsyncLLM, arguments, progress)
+        return await self._build(replica, stage, number, arguments, progress)
 
     async def build_diffusion(
         self, name: str, stage: DiffusionStage, progress: StartProgress, number: int = 0
-    ) -> BuiltEngine[EventAsyncLLM]:
+    ) -> BuiltEngine:
         """Builds the engine of the stage's replica with this number. Raises `ConfigError`."""
         replica = replica_names(name, stage.replicas)[number]
         spec = self.config.stage_spec(name)
@@ -251,7 +250,7 @@ class EngineBuilder:
             stepwise=spec.stepwise,
             carries_state=self.config.carries_state,
         )
-        return await self._build(replica, stage, number, EventAsyncLLM, arguments, progress)
+        return await self._build(replica, stage, number, arguments, progress)
 
     def _folder(self, name: str) -> Path:
         """Where the stage's weights are."""
@@ -263,10 +262,9 @@ class EngineBuilder:
         replica: str,
         stage: ArStage | DiffusionStage,
         number: int,
-        client_class: type[EngineT],
         arguments: AsyncEngineArgs,
         progress: StartProgress,
-    ) -> BuiltEngine[EngineT]:
+    ) -> BuiltEngine:
         check_descriptors()
         await in_daemon_thread(self.temp.check_room)
         arguments.additional_config = msgspec.structs.replace(
@@ -276,7 +274,7 @@ class EngineBuilder:
         )
         built = await build_engine(
             replica,
-            client_class,
+            StageAsyncLLM,
             arguments,
             environment=self._environment(stage.devices_of(number)),
             folder=self.temp.path,

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from omni_server.config.pipeline import Embeddings, TokenFrames
 from omni_server.config.stage_config import StageConfig
@@ -115,7 +114,7 @@ class Orchestrator:
         stages: dict[str, Stage[ArHandle] | Stage[DiffusionHandle]] = {**self._ar, **self._diffusion}
         return next((StageDownError(name) for name in names if stages[name].is_down), None)
 
-    async def submit(self, request: OmniRequest, through: EngineHandle[Any] | None = None) -> RequestRun:
+    async def submit(self, request: OmniRequest, through: EngineHandle | None = None) -> RequestRun:
         """Validates, tokenises and starts the request. `through`: the engine to choose in its stage, for a
         warm-up. Raises the errors of `Generator.submit`."""
         outputs = self._outputs(request)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -71,7 +71,7 @@ class RequestRun:
 
     prompt: PromptTokens
 
-    def __init__(self, request_id: str, turn: Turn, through: EngineHandle[Any] | None = None) -> None:
+    def __init__(self, request_id: str, turn: Turn, through: EngineHandle | None = None) -> None:
         """`through`: the engine to choose in its stage."""
         self.request_id = request_id
         self.turn = turn
@@ -82,7 +82,7 @@ class RequestRun:
         self.num_image_tokens = 0
         """Of the generated image."""
         self._through = through
-        self._bound: list[EngineHandle[Any]] = []
+        self._bound: list[EngineHandle] = []
         self._events: asyncio.Queue[OmniEvent | OmniError] = asyncio.Queue()
         """Holds what the reader has not taken: at most one answer, which ends with the request's deadline."""
         self._tasks: list[GraphTask] = []
@@ -142,7 +142,7 @@ class RequestRun:
             self.timeline.mark_replica(stage.name, handle.number)
         return handle
 
-    def leave(self, handle: EngineHandle[Any]) -> None:
+    def leave(self, handle: EngineHandle) -> None:
         """The request no longer needs the engine. Harmless if it has left already."""
         if handle in self._bound:
             self._bound.remove(handle)

@@ -101,7 +101,7 @@ async def test_the_engine_takes_embeddings_and_its_predictors_settings_and_reads
 
     async def build_engine(
         name: str, client_class: type, arguments: AsyncEngineArgs, **_: Any
-    ) -> BuiltEngine[AsyncLLM]:
+    ) -> BuiltEngine:
         built.append(arguments)
         engine = SimpleNamespace(renderer=None)
         return BuiltEngine(cast(AsyncLLM, engine), cast(EngineProcesses, None))

@@ -34,7 +34,7 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """Of each engine that is built."""
     built: list[dict[str, str]] = []
 
-    async def build_engine(*_: Any, environment: dict[str, str], **__: Any) -> BuiltEngine[AsyncLLM]:
+    async def build_engine(*_: Any, environment: dict[str, str], **__: Any) -> BuiltEngine:
         built.append(environment)
         return BuiltEngine(cast(AsyncLLM, SimpleNamespace(renderer=None)), cast(EngineProcesses, None))
 
@@ -89,7 +89,7 @@ async def test_a_stage_may_have_its_weights_in_a_folder_of_its_own(
 ) -> None:
     built: dict[str, tuple[str, str]] = {}
 
-    async def build_engine(name: str, _: Any, arguments: Any, **__: Any) -> BuiltEngine[AsyncLLM]:
+    async def build_engine(name: str, _: Any, arguments: Any, **__: Any) -> BuiltEngine:
         built[name] = arguments.model, arguments.additional_config.model_dir
         return BuiltEngine(cast(AsyncLLM, SimpleNamespace(renderer=None)), cast(EngineProcesses, None))
 
