@@ -11,7 +11,6 @@ from omni_server.check.default_config import base_config, chosen_config
 from omni_server.check.files import StoredWeights, read_weights, small_file_problems, weight_problems
 from omni_server.check.machine import (
     Gpu,
-    check_address,
     check_installation,
     gpus_of_this_machine,
     has_gpu,
@@ -49,8 +48,6 @@ class CheckOptions:
     load_format: str = "auto"
     device_memory: tuple[int, ...] | None = None
     """Bytes of each GPU of another machine to check for; None checks this machine."""
-    host: str = "127.0.0.1"
-    port: int = 8091
 
 
 def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
@@ -70,7 +67,6 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     is_here = options.device_memory is None
     if is_here:
         check_installation(platform, report)
-        check_address(options.host, options.port, report)
     try:
         folder = resolve_model_folder(
             options.model,
