@@ -13,7 +13,6 @@ import yaml
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 from omni_server.verify.compare import MIN_SNR_DB, NEAR_TIE, CaseResult, Precision, TokenMatch
-from omni_server.verify.machine import Checkpoint
 
 _LEGEND = """\
 - **text**, **codes**: how many of this server's tokens are those of transformers. Both are greedy.
@@ -34,9 +33,8 @@ _FOLDERS = re.compile(r"(?<![\w./~])(?:~\w*)?/(?!/)(?:[^\s/\"'`|,;:]+/)*(?=[^\s/
 class Report:
     model: str
     """Hub id, or the last part of the folder's path."""
-    checkpoint: Checkpoint
-    versions: tuple[tuple[str, str], ...]
-    hardware: tuple[str, ...]
+    facts: tuple[tuple[str, str], ...]
+    """Names and values: software, hardware and checkpoint."""
     stage_config_name: str | None
     """None if made for the model and this machine."""
     stage_config: StageConfig
@@ -115,8 +113,6 @@ def verdict(report: Report) -> str:
 
 def as_markdown(report: Report) -> str:
     """Self-contained, without paths, host name or environment."""
-    checkpoint = report.checkpoint
-    commit = f", commit {checkpoint.commit}" if checkpoint.commit is not None else ""
     config = report.stage_config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     precision = report.precision
     least = ""
@@ -132,11 +128,7 @@ def as_markdown(report: Report) -> str:
         "",
         "| | |",
         "|---|---|",
-        *(f"| {name} | {version} |" for name, version in report.versions),
-        *(f"| machine | {line} |" for line in report.hardware),
-        f"| model | {report.model}{commit} |",
-        f"| sha256 of config.json | `{checkpoint.config_sha256}` |",
-        f"| weights | {checkpoint.weight_bytes:,} bytes, files: {checkpoint.num_weight_files} |",
+        *(f"| {name} | {value} |" for name, value in report.facts),
         f"| stage config | {report.stage_config_name or 'made for this model and machine'}, below |",
         f"| precision here | {precision.language_models}, decoder {precision.decoder or 'not compared'} |",
         f"| transformers | {precision.language_models}, decoder float32, on {report.reference_device} |",

@@ -16,7 +16,7 @@ from omni_server.types import SAMPLE_RATE_HZ
 from omni_server.verify.answers import NOISE_SEED, Answer, answer_all, repetition_penalties
 from omni_server.verify.cases import Case, Prompt, all_prompts, cases_of, chosen
 from omni_server.verify.compare import CaseResult, Precision, compare
-from omni_server.verify.machine import checkpoint, hardware, versions
+from omni_server.verify.machine import facts
 from omni_server.verify.reference_process import ReferenceFailedError, ReferenceProcess, ReferenceSettings
 from omni_server.verify.report import Report
 
@@ -75,11 +75,10 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
         compare(case, answer, reference, precision)
         for case, answer, reference in zip(cases, answers, references, strict=True)
     )
+    name = folder.resolve().name if Path(options.model).expanduser().is_dir() else options.model
     return Report(
-        model=folder.resolve().name if Path(options.model).expanduser().is_dir() else options.model,
-        checkpoint=checkpoint(folder),
-        versions=versions(),
-        hardware=hardware(on_gpu=config.platform == "cuda"),
+        model=name,
+        facts=facts(folder, name, on_gpu=config.platform == "cuda"),
         stage_config_name=Path(options.stage_config).name if options.stage_config is not None else None,
         stage_config=config,
         precision=precision,
