@@ -10,7 +10,6 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.config.stage_config import StageConfig
-from omni_server.config.stages import ArStage
 from omni_server.engine import launcher
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import EngineProcesses
@@ -118,11 +117,9 @@ async def test_the_engine_takes_embeddings_and_its_predictors_settings_and_reads
         mps=None,
         load_format="dummy",
     )
-    stage = config.stages["speaker"]
-    assert isinstance(stage, ArStage)
     with StartProgress(lambda line: None) as progress:
         progress.began("speaker")
-        await builder.build_ar("speaker", stage, progress)
+        await builder.build("speaker", progress)
     (arguments,) = built
     assert isinstance(arguments.additional_config, StageRuntimeConfig)
     assert arguments.additional_config.num_predicted == NUM_PREDICTED
