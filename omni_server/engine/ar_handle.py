@@ -19,7 +19,7 @@ from omni_server.engine.prompt_rendering import PromptRenderer, RenderedPrompt
 from omni_server.engine.token_table import TokenTable
 from omni_server.errors import InvalidRequestError, StageDeadError, StageError
 from omni_server.family import Prompt
-from omni_server.metrics.stage_metrics import ArStageMetrics
+from omni_server.metrics.stage_metrics import ArStageMetrics, RequestMeter
 from omni_server.protocol.rows import AddressedFeed, SharedBlock
 from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.block_ledger import BlockLedger
@@ -143,7 +143,7 @@ class ArHandle(EngineHandle):
             token_ids, engine_input = prompt.token_ids, prompt.engine_input
         else:
             token_ids, engine_input = prompt, tokens_input(list(prompt))
-        meter = self.metrics.request(len(token_ids), has_each_token=tokens_per_output == 1)
+        meter = RequestMeter(self.metrics, len(token_ids), has_each_token=tokens_per_output == 1)
         if tokens_per_output > 1:
             params.extra_args = (params.extra_args or {}) | {TOKENS_PER_OUTPUT_KEY: tokens_per_output}
         if row_sink is not None:
