@@ -19,8 +19,8 @@ BFLOAT16_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True)
-class Gpu:
-    memory: DeviceMemory
+class Gpu(DeviceMemory):
+    index: int
     capability: tuple[int, int] | None
     """None if only a size was given."""
 
@@ -67,7 +67,7 @@ def gpus_of_this_machine() -> list[Gpu]:
         reason = error.stderr.strip().rpartition("\n")[2]
         raise ConfigError(f"torch cannot use the GPUs ({reason}): see what nvidia-smi says") from error
     return [
-        Gpu(DeviceMemory(index, name, total, free), (major, minor))
+        Gpu(index, name, total, free, (major, minor))
         for index, (free, total, name, major, minor) in enumerate(json.loads(answer))
     ]
 

@@ -159,14 +159,14 @@ def _weight_bytes(stage: Stage, footprint: StageFootprint, stored: StoredWeights
 
 def check_gpu_memory(config: StageConfig, model: ModelSizes, gpus: list[Gpu], report: Report) -> None:
     """Compares stages with their shares and shares with devices. Adds findings to `report`."""
-    by_index = {gpu.memory.index: gpu for gpu in gpus}
+    by_index = {gpu.index: gpu for gpu in gpus}
     for name, stage in config.stages.items():
         problems: list[str] = []
         for number in range(stage.replicas):
             gpu = next((by_index[i] for i in stage.devices_of(number) if i in by_index), None)
             if gpu is None or name not in model.footprints:
                 continue
-            memory = stage_memory(name, config, model, gpu.memory.total, number)
+            memory = stage_memory(name, config, model, gpu.total, number)
             report.stages.append(memory)
             problems += dtype_problems(name, stage, model.footprints[name], gpu)
             if memory.given_kv_bytes is not None:
@@ -174,9 +174,9 @@ def check_gpu_memory(config: StageConfig, model: ModelSizes, gpus: list[Gpu], re
         report.errors("memory", problems)
     for index in sorted({device for stage in config.stages.values() for device in stage.devices}):
         if index in by_index:
-            report.devices.append(by_index[index].memory)
+            report.devices.append(by_index[index])
             there = [memory for memory in report.stages if index in memory.devices]
-            report.errors("memory", _device_problems(config, by_index[index].memory, there))
+            report.errors("memory", _device_problems(config, by_index[index], there))
         else:
             users = [name for name, stage in config.stages.items() if index in stage.devices]
             report.error(
@@ -277,7 +277,7 @@ def dtype_problems(name: str, stage: Stage, footprint: StageFootprint, gpu: Gpu)
         dtype = stage.compute_dtype("cuda")
     if dtype == "bfloat16" and not gpu.has_bfloat16:
         yield (
-            f"stages.{name}.dtype is bfloat16, which {gpu.memory.name} ({gpu.description}) does not have: set "
+            f"stages.{name}.dtype is bfloat16, which {gpu.name} ({gpu.description}) does not have: set "
             "it to float16"
         )
 

@@ -116,7 +116,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
                 gpus, config, sizes, family, use_cpu=options.use_cpu, quantization=options.quantization
             )
         except ConfigError as error:
-            report.devices = [gpu.memory for gpu in gpus]
+            report.devices = list(gpus)
             report.error("memory", str(error))
             return report
         report.stage_config = f"chosen for this model and these devices, from {path}"
@@ -186,4 +186,4 @@ def _gpus(config: StageConfig, options: CheckOptions) -> list[Gpu]:
         sizes += sizes[-1:] * max(
             0, 1 + max(max(stage.devices) for stage in config.stages.values()) - len(sizes)
         )
-    return [Gpu(DeviceMemory(i, "GPU of the size given", size, None), None) for i, size in enumerate(sizes)]
+    return [Gpu(i, "GPU of the size given", size, None, None) for i, size in enumerate(sizes)]

@@ -23,7 +23,7 @@ from tests.unit.check.findings import CPU, GB, H100, Check, errors, the_error
 
 
 def gpu(index: int, *, total: int = H100, free: int = H100, capability: tuple[int, int] = (9, 0)) -> Gpu:
-    return Gpu(DeviceMemory(index, "A GPU", total, free), capability)
+    return Gpu(index, "A GPU", total, free, capability)
 
 
 @pytest.fixture
