@@ -1,30 +1,30 @@
 """The interface between the API and the orchestrator: what the API needs to generate answers."""
 
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import Protocol
 
 from omni_server.errors import StageDownError
 from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, PromptTokens, Task
 
+Deliver = Callable[[OmniEvent | Exception], None]
+"""Receives a request's events in order. The last one is `Finished` or an `OmniError`. Generation does not wait
+for it: it must return at once."""
+
 
 class Generation(Protocol):
-    """One admitted request. Iterating yields events; when the iteration ends, including by `aclose()`, the
-    request is released in every stage.
-
-    Generation does not wait for the reader: events that have not been read are kept in memory, at most those of
-    one answer, which ends with the request's deadline."""
+    """One admitted request. It is released in every stage before its last event is delivered."""
 
     request_id: str
     prompt: PromptTokens
     began: float
     """Clock time (`time.perf_counter`) when the stages received the request; the origin of `Finished.times`."""
 
-    def __aiter__(self) -> AsyncIterator[OmniEvent]:
-        """Events in order. Raises `OmniError` if the request fails."""
+    def cancel(self) -> None:
+        """Stops it, without waiting for its release. Does nothing after the end."""
         ...
 
     async def aclose(self) -> None:
-        """Stop and release; does nothing after the end."""
+        """Stops it; returns when it has been released in every stage."""
         ...
 
 
@@ -33,7 +33,7 @@ class Generator(Protocol):
 
     model_info: ModelInfo
 
-    async def submit(self, request: OmniRequest) -> Generation:
+    async def submit(self, request: OmniRequest, deliver: Deliver) -> Generation:
         """Validate against the model, tokenise and admit.
 
         Raises `InvalidRequestError` (unknown voice, prompt too long, ...), `OverloadedError`,

@@ -122,7 +122,7 @@ class Omni:
         of the request (`timeout_s` at the latest), and then until this is closed.
         """
         omni = self._running()
-        events = _events(omni, _request(messages, voice, speech, sampling, seed, timeout_s))
+        events = omni.events(_request(messages, voice, speech, sampling, seed, timeout_s))
 
         async def next_event() -> OmniEvent:
             return await anext(events)
@@ -165,15 +165,6 @@ class Omni:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
-async def _events(omni: AsyncOmni, request: OmniRequest) -> AsyncGenerator[OmniEvent, None]:
-    generation = await omni.submit(request)
-    try:
-        async for event in generation:
-            yield event
-    finally:
-        await generation.aclose()
-
-
 async def collect(omni: AsyncOmni, request: OmniRequest) -> OmniOutput:
     """Returns the complete answer. Raises `OmniError`."""
     text: list[str] = []
@@ -181,7 +172,7 @@ async def collect(omni: AsyncOmni, request: OmniRequest) -> OmniOutput:
     codes: list[int] = []
     audio: list[npt.NDArray[np.float32]] = []
     finished: Finished | None = None
-    async for event in await omni.submit(request):
+    async for event in omni.events(request):
         match event:
             case TextDelta():
                 text.append(event.text)

@@ -5,7 +5,7 @@ import hashlib
 import math
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -17,7 +17,7 @@ from omni_server.config.stages import ArStage
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError, OmniError, StageDownError, first_leaf
 from omni_server.family import FamilyModel, load_family, open_model
-from omni_server.generation import Generation
+from omni_server.generation import Deliver, Generation
 from omni_server.metrics.stage_metrics import QueueLevel, StageLevel, pipeline_text
 from omni_server.orchestrator.codec_edge import check_longest_window
 from omni_server.protocol.corruption import CORRUPTION_KINDS
@@ -26,9 +26,11 @@ from omni_server.types import (
     AboutModel,
     ChatMessage,
     ContentPart,
+    Finished,
     ImagePart,
     MediaKind,
     ModelInfo,
+    OmniEvent,
     OmniRequest,
     SamplingConfig,
     SpeechOutput,
@@ -122,9 +124,28 @@ class AsyncOmni:
             raise
         return omni
 
-    async def submit(self, request: OmniRequest, through: "EngineHandle | None" = None) -> Generation:
-        """`through`: the engine to choose in its stage, for a warm-up."""
-        return await self._orchestrator.submit(request, through)
+    async def submit(
+        self, request: OmniRequest, deliver: Deliver, pinned_engine: "EngineHandle | None" = None
+    ) -> Generation:
+        """`pinned_engine`: the engine to choose in its stage, for a warm-up."""
+        return await self._orchestrator.submit(request, deliver, pinned_engine)
+
+    async def events(
+        self, request: OmniRequest, pinned_engine: "EngineHandle | None" = None
+    ) -> AsyncGenerator[OmniEvent, None]:
+        """Yields the request's events. Raises the errors of `submit`, and `OmniError` if the request fails.
+        Closing it ends the request."""
+        events: asyncio.Queue[OmniEvent | Exception] = asyncio.Queue()
+        generation = await self.submit(request, events.put_nowait, pinned_engine)
+        try:
+            event: OmniEvent | Exception | None = None
+            while not isinstance(event, Finished):
+                event = await events.get()
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+        finally:
+            await generation.aclose()
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         return self._orchestrator.task_messages(task)
@@ -239,7 +260,7 @@ class AsyncOmni:
             raise ConfigError(f"the first request through all stages failed: {error}") from error
         for handle in self._engines.ar_handles():
             handle.metrics.clear()
-        self._orchestrator.forget_timings()
+        self._orchestrator.reset_timings()
         self._is_warm = True
         requests = (
             "a request"
@@ -252,8 +273,8 @@ class AsyncOmni:
         """Like `_warm_up`, for one engine. Raises `OmniError`."""
         await self._send_bursts(_burst_sizes(self._config), handle)
 
-    async def _send_bursts(self, sizes: Sequence[int], through: "EngineHandle | None" = None) -> None:
-        """`through`: the engine to choose in its stage. Raises `OmniError`."""
+    async def _send_bursts(self, sizes: Sequence[int], pinned_engine: "EngineHandle | None" = None) -> None:
+        """`pinned_engine`: the engine to choose in its stage. Raises `OmniError`."""
         try:
             for size in sizes:
                 async with asyncio.TaskGroup() as burst:
@@ -261,15 +282,15 @@ class AsyncOmni:
                         request = warm_up_request(
                             self._config, is_greedy=number % 2 == 1, features=self.model_info.image_features
                         )
-                        burst.create_task(self._answer(request, through))
+                        burst.create_task(self._answer(request, pinned_engine))
         except ExceptionGroup as group:
             failures = group.subgroup(OmniError)
             if failures is None:
                 raise
             raise first_leaf(failures) from group
 
-    async def _answer(self, request: OmniRequest, through: "EngineHandle | None") -> None:
-        async for _ in await self.submit(request, through):
+    async def _answer(self, request: OmniRequest, pinned_engine: "EngineHandle | None") -> None:
+        async for _ in self.events(request, pinned_engine):
             pass
 
 

@@ -1,139 +1,199 @@
-"""Streams an answer's events to the routes: bounded, with heartbeats, and ended when the server aborts.
-
-An answer has one generation in total, per choice, per passage of a text or per piece of a recording.
-"""
+"""The path of an answer's events from the stages to the routes: observed, bounded, with heartbeats, and ended
+when the server aborts."""
 
 import asyncio
+import logging
 import math
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
+from omni_server.api.access_log import log_session_answer
 from omni_server.api.audio_pace import AudioPace
-from omni_server.api.state import ObservedGenerator, ServerState
-from omni_server.api.unsent import AnswerQueue, ChoiceEvent
-from omni_server.errors import InvalidRequestError, OmniError
-from omni_server.generation import Generation
+from omni_server.api.request_record import AnswerRecord, RequestRecord, current_request
+from omni_server.api.state import ServerState
+from omni_server.api.unsent import size_of
+from omni_server.errors import InvalidRequestError
+from omni_server.generation import Generation, Generator
 from omni_server.types import Finished, OmniEvent, OmniRequest, Usage
 
+logger = logging.getLogger(__name__)
 
-async def submit_all(
-    generator: ObservedGenerator, requests: Sequence[OmniRequest], held: AsyncExitStack
-) -> list[Generation]:
-    """Submits all choices. `held` closes them, also if one is refused."""
-    generations: list[Generation] = []
-    for request in requests:
-        generations.append(await generator.submit(request))
-        held.push_async_callback(generations[-1].aclose)
-    return generations
+ChoiceEvent = tuple[int, OmniEvent]
+"""Index of the generation, and its event."""
+Shorter = Callable[[OmniRequest], OmniRequest | None]
 
 
-def total_usage(usages: Sequence[Usage]) -> Usage:
-    """Adds up all choices of one prompt."""
-    return replace(
-        usages[0],
-        text_tokens=sum(usage.text_tokens for usage in usages),
-        codec_tokens=sum(usage.codec_tokens for usage in usages),
-        image_tokens=sum(usage.image_tokens for usage in usages),
-    )
+class AnswerStream:
+    """One answer: one generation in total, or one per choice, passage of a text or piece of a recording. Each is
+    counted, logged and traced when it ends. Must be closed."""
 
+    def __init__(
+        self,
+        generator: Generator,
+        state: ServerState,
+        name: str,
+        *,
+        one_by_one: Sequence[OmniRequest] = (),
+        input_param: str = "messages",
+    ) -> None:
+        """`one_by_one` are requests that `events` submits, one after another. For speech, each ends long before
+        a listener has heard all of it, or the limit `ApiConfig.max_audio_ahead_s` earlier. `input_param` is the
+        request field that their prompts come from; prompt errors name it. `name` identifies it in the log."""
+        self._generator = generator
+        """Not looked up again: a draining server still completes started answers."""
+        self._state = state
+        self._name = name
+        self._one_by_one = deque(one_by_one)
+        self._input_param = input_param
+        self._generations: list[tuple[Generation, AnswerRecord]] = []
+        self._num_running = 0
+        self._items: deque[ChoiceEvent | Exception] = deque()
+        """What has been generated and not been sent: for clients that read at the speed of speech."""
+        self._woken = asyncio.Event()
+        self._is_over = False
+        """Dropped or closed: later events are ignored."""
+        self.usages: list[Usage] = []
+        """Usage of each generation that has ended so far."""
+        self.num_cut_short = 0
+        """Generations whose text or speech reached its stage's token limit."""
 
-async def follow(
-    generations: Sequence[Generation],
-    state: ServerState,
-    heartbeat_s: float | None = None,
-    pace: AudioPace | None = None,
-) -> AsyncGenerator[ChoiceEvent | None, None]:
-    """Yields events until every generation has finished, and None after every `heartbeat_s` seconds
-    of silence. With a `pace`, audio and what is behind it wait until they may be sent.
+    async def submit(self, request: OmniRequest, shorter: Shorter = lambda _: None) -> None:
+        """Adds a generation. Retries a prompt that is too long with what `shorter` returns, until that is None.
+        All attempts count as one answer in log and metrics. Raises what `Generator.submit` raises."""
+        record = current_request()
+        if record is not None:
+            request = replace(request, caller=record.caller)
+        answer = self._begin(request, record)
+        index = len(self._generations)
 
-    Raises what a generation raises, `ServerState.abort_error` when the server aborts, and
-    `InvalidRequestError` when the backlog exceeds what `ServerState.unsent` allows. In that last case the
-    generations are closed even if the reader requests no further event; otherwise the submitter closes them.
-    """
-    queue = AnswerQueue(state.unsent, generations[0].request_id, heartbeat_s)
-    state.on_abort.add(queue.wake)
-    pumps = [asyncio.create_task(_pump(*choice, queue)) for choice in enumerate(generations)]
-    try:
-        num_running = len(generations)
-        while num_running:
-            item = await queue.get() if state.abort_error is None else None
-            if pace is not None and isinstance(item, tuple):
-                while not await pace.wait(item[1], heartbeat_s or math.inf):
-                    yield None
-            if state.abort_error is not None:  # checked first: a generation may never pause
-                raise state.abort_error
-            if isinstance(item, BaseException):
-                raise item
-            if item is not None and isinstance(item[1], Finished):
-                num_running -= 1
-            yield item
-    finally:
-        state.on_abort.remove(queue.wake)
-        queue.close()
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        def deliver(event: OmniEvent | Exception) -> None:
+            answer.take(event)
+            self._put(index, event)
 
-
-async def _pump(index: int, generation: Generation, queue: AnswerQueue) -> None:
-    is_finished = False
-    try:
-        async for event in generation:
-            queue.put(index, event)
-            if queue.is_dropped:
-                await generation.aclose()
-                return
-            is_finished = isinstance(event, Finished)
-    except Exception as error:  # noqa: BLE001 - the reader raises it, behind all events
-        queue.put_error(error)
-    else:
-        if not is_finished:
-            queue.put_error(OmniError("The generation ended before it was finished."))
-
-
-@dataclass
-class TaskRun:
-    """A task split into several requests: the passages of a text or the pieces of a recording.
-
-    They run one after another. For speech, each ends long before a listener has heard all of it, or the
-    limit `ApiConfig.max_audio_ahead_s` earlier."""
-
-    generator: ObservedGenerator
-    """Not looked up again: a draining server still completes started tasks."""
-    state: ServerState
-    requests: Sequence[OmniRequest]
-    input_param: str
-    """The request field that the prompts come from; prompt errors name it."""
-    pace: AudioPace | None = None
-    """Of all requests together; None sends audio at once."""
-    usages: list[Usage] = field(default_factory=list)
-    """Usage of each request that has ended so far."""
-    num_cut_short: int = 0
-    """Requests whose text or speech reached its stage's token limit."""
-
-    async def events(self, heartbeat_s: float | None = None) -> AsyncGenerator[OmniEvent | None, None]:
-        """Yields all requests' events, and None after every `heartbeat_s` seconds of silence.
-
-        Raises what `ObservedGenerator.submit` and the generation raise. Closing ends the running request.
-        """
-        for request in self.requests:
-            generation = await self._submit(request)
-            try:
-                async with aclosing(follow([generation], self.state, heartbeat_s, self.pace)) as events:
-                    async for item in events:
-                        event = None if item is None else item[1]
-                        if isinstance(event, Finished):
-                            self.usages.append(event.usage)
-                            self.num_cut_short += event.finish_reason == "length"
-                        yield event
-            finally:
-                await generation.aclose()
-
-    async def _submit(self, request: OmniRequest) -> Generation:
         try:
-            return await self.generator.submit(request)
+            while True:
+                try:
+                    generation = await self._generator.submit(request, deliver)
+                    break
+                except InvalidRequestError as error:
+                    next_request = shorter(request) if error.code == "context_length_exceeded" else None
+                    if next_request is None:
+                        raise
+                    request = next_request
+                    answer.shortened(request)
+        except Exception as error:
+            answer.take(error)
+            raise
+        except BaseException:  # cancelled: client disconnected
+            answer.closed(self._state.abort_error)
+            raise
+        answer.admitted(generation.prompt, generation.began)
+        self._generations.append((generation, answer))
+        self._num_running += 1
+
+    async def events(
+        self, heartbeat_s: float | None = None, pace: AudioPace | None = None
+    ) -> AsyncGenerator[ChoiceEvent | None, None]:
+        """Yields events until every generation has finished, and None after every `heartbeat_s` seconds
+        of silence. With a `pace`, audio and what is behind it wait until they may be sent.
+
+        Raises what `submit` and a generation raise, `ServerState.abort_error` when the server aborts, and
+        `InvalidRequestError` when the backlog exceeds what `ServerState.unsent` allows.
+        """
+        wake = self._woken.set
+        self._state.on_abort.add(wake)
+        try:
+            while self._num_running or self._one_by_one:
+                if not self._num_running:
+                    await self._submit_next()
+                item = await self._next(heartbeat_s) if self._state.abort_error is None else None
+                if pace is not None and isinstance(item, tuple):
+                    while not await pace.wait(item[1], heartbeat_s or math.inf):
+                        yield None
+                if self._state.abort_error is not None:  # checked first: a generation may never pause
+                    raise self._state.abort_error
+                if isinstance(item, Exception):
+                    raise item
+                if item is not None and isinstance(item[1], Finished):
+                    self._num_running -= 1
+                    self.usages.append(item[1].usage)
+                    self.num_cut_short += item[1].finish_reason == "length"
+                yield item
+        finally:
+            self._state.on_abort.remove(wake)
+
+    async def aclose(self) -> None:
+        """Ends what still runs and discards what has not been sent."""
+        self._end()
+        for generation, _ in self._generations:
+            await generation.aclose()
+
+    def drop(self, num_bytes: int) -> None:
+        """Ends all generations, even if the reader asks for no further event; the next one is an error."""
+        logger.warning("%s is dropped: its client has left %d bytes of it untaken", self._name, num_bytes)
+        self._end()
+        self._items.append(
+            InvalidRequestError(
+                f"The client reads too slowly: {num_bytes} bytes of its answer wait to be sent, "
+                "and the server does not keep them any longer.",
+                code="client_too_slow",
+            )
+        )
+        self._woken.set()
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._items.clear()
+        self._state.unsent.remove(self)
+        for generation, answer in self._generations:
+            answer.closed(self._state.abort_error)
+            generation.cancel()
+
+    def _put(self, index: int, event: OmniEvent | Exception) -> None:
+        if self._is_over:
+            return
+        if isinstance(event, Exception):
+            self._items.append(event)
+        else:
+            self._items.append((index, event))
+            self._state.unsent.add(self, size_of(event))
+        self._woken.set()
+
+    async def _next(self, heartbeat_s: float | None) -> ChoiceEvent | Exception | None:
+        """Returns None after `heartbeat_s` seconds, or when the server aborts."""
+        if not self._items:
+            self._woken.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(heartbeat_s):
+                    await self._woken.wait()
+        if not self._items:
+            return None
+        item = self._items.popleft()
+        if isinstance(item, tuple):
+            self._state.unsent.add(self, -size_of(item[1]))
+        return item
+
+    async def _submit_next(self) -> None:
+        try:
+            await self.submit(self._one_by_one.popleft())
         except InvalidRequestError as error:
             if error.param == "messages" or error.code == "context_length_exceeded":
-                error.param = self.input_param
+                error.param = self._input_param
             raise
+
+    def _begin(self, request: OmniRequest, record: RequestRecord | None) -> AnswerRecord:
+        self._state.metrics.running.inc()
+
+        def end(answer: AnswerRecord) -> None:
+            self._state.metrics.answer_ended(answer)
+            if record is not None and record.span is not None:
+                record.span.answer_ended(answer, self._generator.model_info)
+            if record is not None and record.is_websocket:  # an HTTP request has a single line
+                log_session_answer(record, answer)
+
+        answer = AnswerRecord(request, on_end=end)
+        if record is not None and not record.is_websocket:
+            record.answers.append(answer)
+        return answer

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
-from omni_server.api.answer_stream import follow, submit_all, total_usage
+from omni_server.api.answer_stream import AnswerStream
 from omni_server.api.chat_image import file_options, image_output, load_image_prompt, with_images
 from omni_server.api.config import ApiConfig
 from omni_server.api.image_options import ImageOptions
@@ -34,9 +34,9 @@ from omni_server.api.request_record import ANONYMOUS, current_request
 from omni_server.api.schemas import ChatCompletionRequest, NamedTool
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, until_disconnect
+from omni_server.api.usage import total_usage
 from omni_server.api.validation import read_json, validate
 from omni_server.audio.encode import StreamEncoder, encode
-from omni_server.generation import Generation
 from omni_server.types import (
     SAMPLE_RATE_HZ,
     AudioDelta,
@@ -45,7 +45,6 @@ from omni_server.types import (
     ModelInfo,
     TextDelta,
     ToolCallDelta,
-    Usage,
 )
 from omni_server.types.images import ImageDone, ImageProgress
 
@@ -98,14 +97,23 @@ class ChatService:
             call_finish_reason="stop" if isinstance(request.tool_choice, NamedTool) else "tool_calls",
         )
         self._admission.enter_choices(len(requests))
+        stream = AnswerStream(generator, self._state, request_id)
+        held.push_async_callback(stream.aclose)
         if image is None:
-            generations = await submit_all(generator, requests, held)
+            for choice in requests:
+                await stream.submit(choice)
         else:
-            generations = await submit_images(generator, requests, held, {"image": "messages"})
+            await submit_images(stream, requests, {"image": "messages"})
         if request.stream:
-            frames = self._frames(generations, answer, may_call=requests[0].tools is not None)
-            return EventStreamResponse(request_id, frames, held=held.pop_all())
-        return await self._complete(generations, answer, with_logprobs=request.logprobs is True)
+            renderers = [
+                ChoiceRenderer(answer, index, may_call=choice.tools is not None)
+                for index, choice in enumerate(requests)
+            ]
+            return EventStreamResponse(
+                request_id, self._frames(stream, answer, renderers), held=held.pop_all()
+            )
+        collected = [CollectedChoice(with_logprobs=request.logprobs is True) for _ in requests]
+        return await self._complete(stream, answer, collected)
 
     async def _load(
         self, request: ChatCompletionRequest, model: ModelInfo, held: AsyncExitStack, hears_videos: bool
@@ -118,10 +126,9 @@ class ChatService:
         )
 
     async def _complete(
-        self, generations: Sequence[Generation], answer: Answer, *, with_logprobs: bool
+        self, stream: AnswerStream, answer: Answer, collected: list[CollectedChoice]
     ) -> Response:
-        collected = [CollectedChoice(with_logprobs=with_logprobs) for _ in generations]
-        async with aclosing(follow(generations, self._state)) as events:
+        async with aclosing(stream.events()) as events:
             async for item in events:
                 if item is not None:
                     collected[item[0]].take(item[1])
@@ -140,17 +147,15 @@ class ChatService:
         return Response(await asyncio.to_thread(render), media_type="application/json")
 
     async def _frames(
-        self, generations: Sequence[Generation], answer: Answer, *, may_call: bool
+        self, stream: AnswerStream, answer: Answer, renderers: list[ChoiceRenderer]
     ) -> AsyncGenerator[bytes, None]:
         """Callers must skip empty frames. After a failure, finish reason and `[DONE]` are missing."""
-        renderers = [ChoiceRenderer(answer, index, may_call=may_call) for index in range(len(generations))]
         encoder = StreamEncoder(answer.audio_format) if answer.audio_format is not None else None
         text: list[str] = []  # spoken answers have one choice
-        usages: list[Usage] = []
         for renderer in renderers:
             yield renderer.opening()
         heartbeat_s, pace = self._config.sse_keep_alive_s, self._state.audio_pace()
-        async with aclosing(follow(generations, self._state, heartbeat_s, pace)) as events:
+        async with aclosing(stream.events(heartbeat_s, pace)) as events:
             async for item in events:
                 if item is None:
                     yield KEEP_ALIVE
@@ -170,13 +175,12 @@ class ChatService:
                     case AudioDelta() if encoder is not None:
                         yield await _rendered_audio(renderer, encoder, event.samples)
                     case Finished():
-                        usages.append(event.usage)
                         last_audio = await _last_audio(encoder) if encoder is not None else b""
                         expires_at = self._remember(answer, "".join(text))
                         reason = answer.finish_reason(event.finish_reason)
                         # Send the closing frames together: each piece costs a system call.
                         yield b"".join(renderer.closing(last_audio, expires_at, reason))
-        yield b"".join(answer.ending(total_usage(usages)))
+        yield b"".join(answer.ending(total_usage(stream.usages)))
 
     def _remember(self, answer: Answer, transcript: str) -> int:
         """Returns the Unix time at which the answer's `audio.id` expires, or 0 without audio."""

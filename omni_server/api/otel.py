@@ -113,7 +113,7 @@ class OtelSpan:
             self._failed = self._failed or answer
         if answer.finished is not None:
             usage = answer.finished.usage
-            self._num_input_tokens += 0 if answer.is_another_choice else usage.prompt.total
+            self._num_input_tokens += 0 if answer.is_sibling_choice else usage.prompt.total
             self._num_output_tokens += usage.text_tokens + usage.codec_tokens + usage.image_tokens
         if answer.admitted_s is not None:
             self._add_stages(answer, model, answer.admitted_s)

@@ -97,7 +97,7 @@ def _choices(request: OmniRequest, number: int, text_stage: str | None) -> tuple
         choice = replace(
             request, request_id=f"{request.request_id}-{index}", sampling=sampling, began_at=began_at
         )
-        choices.append(replace(choice, is_another_choice=index > 0))
+        choices.append(replace(choice, is_sibling_choice=index > 0))
     return tuple(choices)
 
 

@@ -22,10 +22,10 @@ from openai.types.chat.chat_completion_message_function_tool_call import Functio
 from openai.types.chat.chat_completion_token_logprob import TopLogprob
 from pydantic import BaseModel, Field
 
-from omni_server.api.answer_stream import total_usage
 from omni_server.api.image_options import ImageOptions
 from omni_server.api.images.files import data_url
 from omni_server.api.streaming import DONE, FrameTemplate, frame
+from omni_server.api.usage import CompletionUsage, completion_usage, total_usage
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.audio.formats import AudioFormat
 from omni_server.types import (
@@ -44,35 +44,6 @@ from omni_server.types.images import ImageDone
 _LOWEST_LOGPROB = -9999.0
 """JSON has no infinity. OpenAI's documentation names this value for a very unlikely token, and
 vLLM sends it."""
-
-
-class PromptTokensDetails(BaseModel):
-    text_tokens: int
-    audio_tokens: int
-    image_tokens: int
-    video_tokens: int
-    """Not an OpenAI field: the four counts add up to `prompt_tokens`."""
-    cached_tokens: int
-
-
-class CompletionTokensDetails(BaseModel):
-    text_tokens: int
-    audio_tokens: int
-    """Codec frames that became audio."""
-    image_tokens: int
-    """Not an OpenAI field: squares of 16 x 16 pixels of the images."""
-    reasoning_tokens: int = 0
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
-
-
-class CompletionUsage(BaseModel):
-    prompt_tokens: int
-    completion_tokens: int
-    """Text tokens, codec frames and image tokens."""
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails
 
 
 class ImageUrl(BaseModel):
@@ -191,30 +162,6 @@ class Answer:
         if self.include_usage:
             chunk.usage = usage
         return chunk
-
-
-def completion_usage(usage: Usage) -> CompletionUsage:
-    completion_tokens = usage.text_tokens + usage.codec_tokens + usage.image_tokens
-    return CompletionUsage(
-        prompt_tokens=usage.prompt.total,
-        completion_tokens=completion_tokens,
-        total_tokens=usage.prompt.total + completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(
-            text_tokens=usage.prompt.text,
-            audio_tokens=usage.prompt.audio,
-            image_tokens=usage.prompt.image,
-            video_tokens=usage.prompt.video,
-            cached_tokens=usage.prompt.cached,
-        ),
-        completion_tokens_details=CompletionTokensDetails(
-            text_tokens=usage.text_tokens,
-            audio_tokens=usage.codec_tokens,
-            image_tokens=usage.image_tokens,
-            reasoning_tokens=0,
-            accepted_prediction_tokens=0,
-            rejected_prediction_tokens=0,
-        ),
-    )
 
 
 def choice_logprobs(tokens: Sequence[SampledToken]) -> ChoiceLogprobs:

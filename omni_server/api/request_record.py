@@ -52,8 +52,8 @@ class AnswerRecord:
         self.kind: AnswerKind = (
             "image" if request.image is not None else "speech" if request.speech is not None else "text"
         )
-        self.audio_input_s = 0.0 if request.is_another_choice else _audio_s(request)
-        self.is_another_choice = request.is_another_choice
+        self.audio_input_s = 0.0 if request.is_sibling_choice else _audio_s(request)
+        self.is_sibling_choice = request.is_sibling_choice
         self.sampling = request.sampling
         self.prompt: PromptTokens | None = None
         """None until the request is admitted."""
@@ -90,8 +90,8 @@ class AnswerRecord:
         self.prompt = prompt
         self.admitted_s = began - self.began
 
-    def take(self, event: OmniEvent) -> None:
-        """Called for each event: must be fast."""
+    def take(self, event: OmniEvent | Exception) -> None:
+        """Called for each event and for a failure: must be fast."""
         match event:
             case TextDelta():
                 if self.first_text_s is None and event.token_ids:
@@ -105,8 +105,10 @@ class AnswerRecord:
             case Finished():
                 self.finished = event
                 self._end("ok", event.finish_reason)
+            case Exception():
+                self._failed(event)
 
-    def failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception) -> None:
         if self.outcome == "running" and isinstance(error, StageError):
             self.failed_stage = error.stage
         self._end("error", (error.code or "") if isinstance(error, OmniError) else "internal_error")
@@ -115,7 +117,7 @@ class AnswerRecord:
         """The caller has closed the answer, or the server aborts it with `abort_error`. No-op after
         the end."""
         if abort_error is not None:
-            self.failed(abort_error)
+            self._failed(abort_error)
         else:
             self._end("aborted", "")
 

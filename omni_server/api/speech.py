@@ -5,7 +5,7 @@ import logging
 import re
 import unicodedata
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Literal
 
@@ -14,13 +14,14 @@ import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from omni_server.api.answer_stream import TaskRun
+from omni_server.api.answer_stream import AnswerStream
+from omni_server.api.audio_pace import AudioPace
 from omni_server.api.config import ApiConfig
 from omni_server.api.openapi import EXAMPLE_MODEL, GENERATION_ERRORS, event_stream, request_body
 from omni_server.api.parse import check_model
 from omni_server.api.sampling import speech_sampling
 from omni_server.api.schemas import StageSamplings, Voice
-from omni_server.api.state import ObservedGenerator, ServerState
+from omni_server.api.state import ServerState
 from omni_server.api.streaming import (
     KEEP_ALIVE,
     AudioStreamResponse,
@@ -36,7 +37,8 @@ from omni_server.audio.encode import StreamEncoder
 from omni_server.audio.filters import TempoFilter
 from omni_server.audio.formats import MEDIA_TYPES, AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError
-from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, OmniRequest, ReadAloud, SpeechOutput
+from omni_server.generation import Generator
+from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, OmniRequest, ReadAloud, SpeechOutput, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -125,21 +127,53 @@ async def _answer(state: ServerState, config: ApiConfig, given: object) -> Respo
     body = validate(SpeechRequest, given)
     requests, audio_format = _parse(body, name, generator)
     speed = 1.0 if body.speed is None else body.speed
-    run = TaskRun(generator, state, requests, input_param="input", pace=state.audio_pace(speed))
+    stream = AnswerStream(generator, state, name, one_by_one=requests, input_param="input")
+    pace = state.audio_pace(speed)
     if body.stream_format == "sse":
-        events = _events(run, _file(run, name, audio_format, speed, config.sse_keep_alive_s))
-        return EventStreamResponse(name, events, first=await anext(events))
-    pieces = _file(run, name, audio_format, speed)
+        frames = _EventFrames()
+        pieces = _pieces(stream, name, audio_format, speed, pace, frames, config.sse_keep_alive_s)
+        return EventStreamResponse(name, pieces, first=await anext(pieces))
+    pieces = _pieces(stream, name, audio_format, speed, pace)
     first = await anext(pieces, b"")
     return AudioStreamResponse(
         name, pieces, first=first, media_type=MEDIA_TYPES[audio_format], headers=_HEADERS
     )
 
 
-async def _file(
-    run: TaskRun, name: str, audio_format: AudioFormat, speed: float, heartbeat_s: float | None = None
+class _EventFrames:
+    """Server-sent events with the bytes of an audio file."""
+
+    def __init__(self) -> None:
+        self._base64 = Base64Stream()
+        self.has_begun = False
+
+    def delta(self, data: bytes) -> bytes:
+        """May return nothing."""
+        text = self._base64.push(data)
+        self.has_begun = self.has_begun or bool(text)
+        return _DELTAS.frame(text) if text else b""
+
+    def ending(self, usages: Sequence[Usage]) -> bytes:
+        rest = self._base64.flush()
+        input_tokens = sum(usage.prompt.total for usage in usages)
+        output_tokens = sum(usage.codec_tokens for usage in usages)
+        usage = SpeechUsage(
+            input_tokens=input_tokens, output_tokens=output_tokens, total_tokens=input_tokens + output_tokens
+        )
+        done = frame(SpeechAudioDone(type="speech.audio.done", usage=usage))
+        return (_DELTAS.frame(rest) if rest else b"") + done
+
+
+async def _pieces(
+    stream: AnswerStream,
+    name: str,
+    audio_format: AudioFormat,
+    speed: float,
+    pace: AudioPace | None,
+    frames: _EventFrames | None = None,
+    heartbeat_s: float | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """Yields the bytes of the audio file as they are made, and b"" after `heartbeat_s` seconds of silence."""
+    """Yields the audio file as it is made, in `frames` if there are any. The first piece has audio."""
     tempo = TempoFilter(speed) if speed != 1 else None
     encoder = StreamEncoder(audio_format)
 
@@ -150,46 +184,27 @@ async def _file(
         rest = b"" if tempo is None else encoder.write(tempo.flush())
         return rest + encoder.close()
 
-    async with aclosing(run.events(heartbeat_s)) as events:
-        async for event in events:
-            if event is None:
-                yield b""
-            elif isinstance(event, AudioDelta) and event.samples.size:
-                is_quick = tempo is None and encoder.is_quick
-                data = write(event.samples) if is_quick else await asyncio.to_thread(write, event.samples)
-                if data:
-                    yield data
-    if data := await asyncio.to_thread(close):
-        yield data
-    if run.num_cut_short:
-        logger.warning("%s: %d passage(s) ended at the limit of codec tokens", name, run.num_cut_short)
-
-
-async def _events(run: TaskRun, file: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Yields frames, the first with audio."""
-    base64 = Base64Stream()
-    has_begun = False
-    async with aclosing(file) as pieces:
-        async for piece in pieces:
-            if not piece:
-                if has_begun:
+    async with aclosing(stream), aclosing(stream.events(heartbeat_s, pace)) as events:
+        async for item in events:
+            if item is None:
+                if frames is not None and frames.has_begun:
                     yield KEEP_ALIVE
-            elif data := base64.push(piece):
-                has_begun = True
-                yield _DELTAS.frame(data)
-    if data := base64.flush():
-        yield _DELTAS.frame(data)
-    input_tokens = sum(usage.prompt.total for usage in run.usages)
-    output_tokens = sum(usage.codec_tokens for usage in run.usages)
-    usage = SpeechUsage(
-        input_tokens=input_tokens, output_tokens=output_tokens, total_tokens=input_tokens + output_tokens
-    )
-    yield frame(SpeechAudioDone(type="speech.audio.done", usage=usage))
+            elif isinstance(item[1], AudioDelta) and item[1].samples.size:
+                is_quick = tempo is None and encoder.is_quick
+                samples = item[1].samples
+                data = write(samples) if is_quick else await asyncio.to_thread(write, samples)
+                if data and (piece := data if frames is None else frames.delta(data)):
+                    yield piece
+    data = await asyncio.to_thread(close)
+    if data and (piece := data if frames is None else frames.delta(data)):
+        yield piece
+    if frames is not None:
+        yield frames.ending(stream.usages)
+    if stream.num_cut_short:
+        logger.warning("%s: %d passage(s) ended at the limit of codec tokens", name, stream.num_cut_short)
 
 
-def _parse(
-    body: SpeechRequest, name: str, generator: ObservedGenerator
-) -> tuple[list[OmniRequest], AudioFormat]:
+def _parse(body: SpeechRequest, name: str, generator: Generator) -> tuple[list[OmniRequest], AudioFormat]:
     """Checks rules across fields and those of the model. Returns one or more requests, whose ids contain
     `name` and whose audio is concatenated.
 

@@ -1,26 +1,20 @@
 """State that all requests share: the generator, and whether the server accepts, drains or aborts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from omni_server import __version__
-from omni_server.api.access_log import log_session_answer
 from omni_server.api.audio_pace import AudioPace
 from omni_server.api.config import ApiConfig
-from omni_server.api.request_record import AnswerRecord, RequestRecord, current_request
 from omni_server.api.server_metrics import ServerMetrics
 from omni_server.api.unsent import UnsentBudget
-from omni_server.errors import InvalidRequestError, OmniError, OverloadedError
-from omni_server.generation import Generation, Generator
-from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, Task
+from omni_server.errors import OmniError, OverloadedError
+from omni_server.generation import Generator
 
 if TYPE_CHECKING:
     from omni_server.api.otel import OtelTracer
-
-Shorter = Callable[[OmniRequest], OmniRequest | None]
 
 
 class ServerState:
@@ -59,8 +53,8 @@ class ServerState:
             return OverloadedError("The model is still warming up.", code="model_not_ready")
         return None
 
-    def require_generator(self) -> "ObservedGenerator":
-        """Returns the generator for immediate use; counts and logs its answers.
+    def require_generator(self) -> Generator:
+        """Returns the generator for immediate use.
 
         Raises `OverloadedError` if `unavailability` has a reason.
         """
@@ -68,7 +62,7 @@ class ServerState:
         if reason is not None:
             raise reason
         assert self.generator is not None
-        return ObservedGenerator(self.generator, self)
+        return self.generator
 
     def require_all_stages(self) -> None:
         """Raises `OverloadedError` like `require_generator`, and `StageDownError` while a stage is down.
@@ -112,85 +106,3 @@ class ServerState:
         self.is_ending.set()
         for call in tuple(self.on_abort):
             call()
-
-
-class ObservedGenerator:
-    """Wraps a generator to count, log and trace each answer when it ends."""
-
-    def __init__(self, generator: Generator, state: ServerState) -> None:
-        self._generator = generator
-        self._state = state
-        self.model_info: ModelInfo = generator.model_info
-        self.failed_replicas = generator.failed_replicas
-
-    async def submit(self, request: OmniRequest, shorter: Shorter = lambda _: None) -> Generation:
-        """Retries a prompt that is too long with what `shorter` returns, until that is None. All attempts count
-        as one answer in log and metrics."""
-        record = current_request()
-        if record is not None:
-            request = replace(request, caller=record.caller)
-        answer = self._begin(request, record)
-        try:
-            while True:
-                try:
-                    generation = await self._generator.submit(request)
-                    break
-                except InvalidRequestError as error:
-                    next_request = shorter(request) if error.code == "context_length_exceeded" else None
-                    if next_request is None:
-                        raise
-                    request = next_request
-                    answer.shortened(request)
-        except Exception as error:
-            answer.failed(error)
-            raise
-        except BaseException:  # cancelled: client disconnected
-            answer.closed(self._state.abort_error)
-            raise
-        answer.admitted(generation.prompt, generation.began)
-        return _ObservedGeneration(generation, answer, self._state)
-
-    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
-        return self._generator.task_messages(task)
-
-    def _begin(self, request: OmniRequest, record: RequestRecord | None) -> AnswerRecord:
-        self._state.metrics.running.inc()
-
-        def end(answer: AnswerRecord) -> None:
-            self._state.metrics.answer_ended(answer)
-            if record is not None and record.span is not None:
-                record.span.answer_ended(answer, self.model_info)
-            if record is not None and record.is_websocket:  # an HTTP request has a single line
-                log_session_answer(record, answer)
-
-        answer = AnswerRecord(request, on_end=end)
-        if record is not None and not record.is_websocket:
-            record.answers.append(answer)
-        return answer
-
-
-class _ObservedGeneration:
-    """Implements `Generation`."""
-
-    def __init__(self, generation: Generation, answer: AnswerRecord, state: ServerState) -> None:
-        self.request_id = generation.request_id
-        self.prompt = generation.prompt
-        self.began = generation.began
-        self._generation = generation
-        self._answer = answer
-        self._state = state
-
-    async def __aiter__(self) -> AsyncIterator[OmniEvent]:
-        try:
-            async for event in self._generation:
-                self._answer.take(event)
-                yield event
-        except Exception as error:
-            self._answer.failed(error)
-            raise
-
-    async def aclose(self) -> None:
-        try:
-            await self._generation.aclose()
-        finally:
-            self._answer.closed(self._state.abort_error)

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from openai.types.audio.transcription import UsageDuration, UsageTokens, UsageTokensInputTokenDetails
 from pydantic import BaseModel, ConfigDict, Field
 
-from omni_server.api.answer_stream import TaskRun
+from omni_server.api.answer_stream import AnswerStream
 from omni_server.api.config import ApiConfig
 from omni_server.api.forms import Form, FormLimits, form_body, parse_form, read_form
 from omni_server.api.media_loader import MediaLoader
@@ -134,13 +134,13 @@ class TranscriptionService:
                 OmniRequest(f"{name}-{index}", generator.task_messages(task), sampling=sampling)
                 for index, task in enumerate(tasks)
             ]
-            run = TaskRun(generator, self._state, requests, input_param="file")
+            stream = AnswerStream(generator, self._state, name, one_by_one=requests, input_param="file")
             if fields.stream:
-                events = _events(run, name, self._keep_alive_s)
+                events = _events(stream, name, self._keep_alive_s)
                 first = await anext(events)
                 return EventStreamResponse(name, events, first=first, held=held.pop_all())
-            text = "".join([delta async for delta in _deltas(run, name)])
-            usage = _usage(run.usages)
+            text = "".join([delta async for delta in _deltas(stream, name)])
+            usage = _usage(stream.usages)
         if fields.response_format == "text":
             return Response(text + "\n", media_type="text/plain")
         answer: BaseModel = Transcription(text=text, usage=usage)
@@ -205,25 +205,27 @@ def _parse_form(form: Form, model: ModelInfo, *, to_english: bool) -> tuple[Tran
     return body, files[-1]
 
 
-async def _deltas(run: TaskRun, name: str, heartbeat_s: float | None = None) -> AsyncGenerator[str, None]:
+async def _deltas(
+    stream: AnswerStream, name: str, heartbeat_s: float | None = None
+) -> AsyncGenerator[str, None]:
     """Yields text, and "" after each `heartbeat_s` s of silence."""
     last_character = ""
     is_start = True  # of a piece's text
-    async with aclosing(run.events(heartbeat_s)) as events:
-        async for event in events:
-            match event:
+    async with aclosing(stream), aclosing(stream.events(heartbeat_s)) as events:
+        async for item in events:
+            match item:
                 case None:
                     yield ""
-                case TextDelta():
-                    text = event.text.lstrip() if is_start else event.text
+                case (_, TextDelta(text=text)):
+                    text = text.lstrip() if is_start else text
                     if text:
                         yield (_separator(last_character, text) if is_start else "") + text
                         is_start, last_character = False, text[-1]
-                case Finished():
+                case (_, Finished()):
                     is_start = True
-    if run.num_cut_short:
+    if stream.num_cut_short:
         logger.warning(
-            "%s: the text of %d piece(s) ended at the model's limit of tokens", name, run.num_cut_short
+            "%s: the text of %d piece(s) ended at the model's limit of tokens", name, stream.num_cut_short
         )
 
 
@@ -234,17 +236,17 @@ def _separator(last_character: str, text: str) -> str:
     return "" if any(unicodedata.east_asian_width(c) in "WF" for c in (last_character, text[0])) else " "
 
 
-async def _events(run: TaskRun, name: str, keep_alive_s: float) -> AsyncGenerator[bytes, None]:
+async def _events(stream: AnswerStream, name: str, keep_alive_s: float) -> AsyncGenerator[bytes, None]:
     """Yields frames, the first with text."""
     text = ""
-    async with aclosing(_deltas(run, name, keep_alive_s)) as deltas:
+    async with aclosing(_deltas(stream, name, keep_alive_s)) as deltas:
         async for delta in deltas:
             text += delta
             if delta:
                 yield _DELTAS.frame(delta)
             elif text:
                 yield KEEP_ALIVE
-    yield frame(TranscriptDone(type="transcript.text.done", text=text, usage=_usage(run.usages)))
+    yield frame(TranscriptDone(type="transcript.text.done", text=text, usage=_usage(stream.usages)))
 
 
 def _usage(usages: Sequence[Usage]) -> UsageTokens:

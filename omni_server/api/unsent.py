@@ -6,25 +6,22 @@ the backlog may be as large as a whole answer. A client that falls further behin
 any effect on other clients.
 """
 
-import asyncio
-import logging
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from typing import Protocol
 
-from omni_server.errors import InvalidRequestError
 from omni_server.types import AudioDelta, OmniEvent, TextDelta, ToolCallDelta
 from omni_server.types.images import ImageDone, PartialImage
-
-logger = logging.getLogger(__name__)
 
 _EVENT_BYTES = 256
 """Per event, without its payload."""
 _LOGPROB_BYTES = 256
 """Per sampled or alternative token, including its text."""
 
-ChoiceEvent = tuple[int, OmniEvent]
-"""Index of the choice, and its event."""
+
+class Answer(Protocol):
+    def drop(self, num_bytes: int) -> None:
+        """Discards its backlog of `num_bytes` and ends it. Must call `UnsentBudget.remove`."""
+        ...
 
 
 class UnsentBudget:
@@ -35,94 +32,28 @@ class UnsentBudget:
     ) -> None:
         """`max_bytes` bounds each answer. If all together exceed `max_total_bytes`, the largest is dropped.
         `count_dropped` is called for each dropped answer."""
-        self.max_bytes = max_bytes
-        self.count_dropped = count_dropped
-        self.queues: set[AnswerQueue] = set()
+        self._max_bytes = max_bytes
         self._max_total_bytes = max_total_bytes
+        self._count_dropped = count_dropped
+        self._of_answer: dict[Answer, int] = {}
         self.num_bytes = 0
 
-    def add(self, num_bytes: int) -> None:
+    def add(self, answer: Answer, num_bytes: int) -> None:
+        """Adds `num_bytes`, which may be negative, to what is unsent of `answer`. May drop an answer."""
         self.num_bytes += num_bytes
+        self._of_answer[answer] = self._of_answer.get(answer, 0) + num_bytes
         if num_bytes > 0 and self.num_bytes > self._max_total_bytes:
-            max(self.queues, key=lambda queue: queue.num_bytes).drop()
+            self._drop(max(self._of_answer, key=self._of_answer.__getitem__))
+        if self._of_answer.get(answer, 0) > self._max_bytes:
+            self._drop(answer)
 
+    def remove(self, answer: Answer) -> None:
+        """Nothing of `answer` is unsent any more. Idempotent."""
+        self.num_bytes -= self._of_answer.pop(answer, 0)
 
-class AnswerQueue:
-    """Queue of one answer's events from the stages to its client; must be closed."""
-
-    def __init__(self, budget: UnsentBudget, answer_id: str, heartbeat_s: float | None) -> None:
-        """The reader waits at most `heartbeat_s` seconds at a time."""
-        self._budget = budget
-        self._answer_id = answer_id
-        self._heartbeat_s = heartbeat_s
-        self._items: deque[ChoiceEvent | BaseException] = deque()
-        self._woken = asyncio.Event()
-        self.num_bytes = 0
-        self.is_dropped = False
-        """Drops later events."""
-        budget.queues.add(self)
-
-    def put(self, index: int, event: OmniEvent) -> None:
-        """Adds an event; may drop the answer."""
-        if self.is_dropped:
-            return
-        self._items.append((index, event))
-        self._change(size_of(event))
-        if self.num_bytes > self._budget.max_bytes:
-            self.drop()
-        self.wake()
-
-    def put_error(self, error: BaseException) -> None:
-        """Adds the final error."""
-        if not self.is_dropped:
-            self._items.append(error)
-            self.wake()
-
-    async def get(self) -> ChoiceEvent | BaseException | None:
-        """Returns the next item, or None after a heartbeat's time or if `wake` ended the wait."""
-        if not self._items:
-            self._woken.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._heartbeat_s):
-                    await self._woken.wait()
-        if not self._items:
-            return None
-        item = self._items.popleft()
-        if isinstance(item, tuple) and not self.is_dropped:
-            self._change(-size_of(item[1]))
-        return item
-
-    def wake(self) -> None:
-        """Ends the reader's wait for the next item, if any."""
-        self._woken.set()
-
-    def drop(self) -> None:
-        """Discards the backlog; the reader gets an error."""
-        if self.is_dropped:
-            return
-        error = InvalidRequestError(
-            f"The client reads too slowly: {self.num_bytes} bytes of its answer wait to be sent, "
-            "and the server does not keep them any longer.",
-            code="client_too_slow",
-        )
-        logger.warning(
-            "%s is dropped: its client has left %d bytes of it untaken", self._answer_id, self.num_bytes
-        )
-        self._budget.count_dropped()
-        self.is_dropped = True
-        self.close()
-        self._items.append(error)
-        self.wake()
-
-    def close(self) -> None:
-        """Discards the backlog. Idempotent."""
-        self._budget.queues.discard(self)
-        self._items.clear()
-        self._change(-self.num_bytes)
-
-    def _change(self, num_bytes: int) -> None:
-        self.num_bytes += num_bytes
-        self._budget.add(num_bytes)
+    def _drop(self, answer: Answer) -> None:
+        self._count_dropped()
+        answer.drop(self._of_answer[answer])
 
 
 def size_of(event: OmniEvent) -> int:

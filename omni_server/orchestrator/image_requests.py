@@ -129,7 +129,7 @@ class ImageTask:
                 request.request_id,
                 self.prompt.token_ids,
                 self.prompt.payload,
-                priority=request.turn.number,
+                priority=request.ticket.number,
                 on_event=self._take,
             )
         request.timeline.mark_output(handle.stage)

@@ -23,11 +23,13 @@ from omni_server.errors import (
     StageDownError,
 )
 from omni_server.family import EmbeddingsPrompt, FamilyModel
-from omni_server.orchestrator.caller_turns import CallerTurns
+from omni_server.generation import Deliver
+from omni_server.orchestrator.fair_share import FairShareQueue
 from omni_server.orchestrator.image_requests import ImageRequests, ImageTask
-from omni_server.orchestrator.request_run import ArTask, AudioTask, RequestRun, TextOutput
+from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
 from omni_server.orchestrator.speech_decoding import SpeechDecoding, speech_decoding
+from omni_server.orchestrator.speech_tasks import ArTask, AudioTask, TextOutput
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_grammar import turn_grammar
 from omni_server.orchestrator.tool_parser import ToolParser
@@ -46,7 +48,7 @@ from omni_server.types import (
 )
 from omni_server.types.images import ImageOutput
 
-_READ_ONLY = SamplingConfig(temperature=0.0, max_tokens=1)
+PREFILL_ONLY = SamplingConfig(temperature=0.0, max_tokens=1)
 """For a given reply: one pass over the reply computes its rows. vLLM must still sample a token, which is
 discarded."""
 
@@ -81,7 +83,7 @@ class Orchestrator:
                 decoder = self._diffusion[edge.target]
                 self._decoding[edge.source] = speech_decoding(family, config, edge, payload, decoder)
         self._running: dict[str, RequestRun] = {}
-        self._turns = CallerTurns()
+        self._fair_share = FairShareQueue()
         self._is_closed = False
         self.images = ImageRequests(family, config.stages[self._entry])
         self.num_corrupt: Counter[tuple[str, str]] = Counter()
@@ -91,11 +93,11 @@ class Orchestrator:
     def num_running(self) -> int:
         return len(self._running)
 
-    def forget_timings(self) -> None:
+    def reset_timings(self) -> None:
         """Discards the timings of windows and frames recorded so far, which are those of a warm-up."""
         for decoding in self._decoding.values():
             for scheduler in decoding.schedulers.values():
-                scheduler.forget()
+                scheduler.reset()
 
     def _count_corrupt(self, error: CorruptDataError) -> None:
         self.num_corrupt[error.stage, error.kind] += 1
@@ -114,8 +116,10 @@ class Orchestrator:
         stages: dict[str, Stage[ArHandle] | Stage[DiffusionHandle]] = {**self._ar, **self._diffusion}
         return next((StageDownError(name) for name in names if stages[name].is_down), None)
 
-    async def submit(self, request: OmniRequest, through: EngineHandle | None = None) -> RequestRun:
-        """Validates, tokenises and starts the request. `through`: the engine to choose in its stage, for a
+    async def submit(
+        self, request: OmniRequest, deliver: Deliver, pinned_engine: EngineHandle | None = None
+    ) -> RequestRun:
+        """Validates, tokenises and starts the request. `pinned_engine`: the engine to choose in its stage, for a
         warm-up. Raises the errors of `Generator.submit`."""
         outputs = self._outputs(request)
         self._check_media(request)
@@ -124,7 +128,7 @@ class Orchestrator:
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic() if request.began_at is None else request.began_at
         voice = None if request.speech is None else self._voice(request.speech)
-        run = RequestRun(request.request_id, self._turns.take(request.caller), through)
+        run = RequestRun(request.request_id, self._fair_share.take(request.caller), deliver, pinned_engine)
         try:
             if request.image is not None:
                 tokens = await self._add_image(run, request, request.image)
@@ -196,7 +200,7 @@ class Orchestrator:
         sampling = merged(config.default_sampling, asked)
         reply = None if request.speech is None or not is_text else request.speech.text
         if reply is not None:
-            sampling = _READ_ONLY
+            sampling = PREFILL_ONLY
         tools = () if request.tools is None else request.tools.tools
         # Rendering blocks the event loop, for half a second with 32 MB of text, which would then be rejected.
         handle.check_text(sum(map(_num_chars, request.messages)))
@@ -226,7 +230,7 @@ class Orchestrator:
             asked=sampling if is_default_asked else asked,
             fields=names,
         )
-        speaker = None
+        speaker, text = None, None
         edge = self._config.edge_from(self._entry, Embeddings)
         is_limited = bool(sampling.stop) or request.tools is not None
         if voice is not None and edge is not None:
@@ -239,7 +243,7 @@ class Orchestrator:
                 add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply, spans=spans))
             speaker = self._add_speaker(run, request, edge.target, voice, fed, is_limited=is_limited)
         if is_text:
-            run.text = TextOutput(
+            text = TextOutput(
                 run,
                 self._entry,
                 prompt,
@@ -247,7 +251,7 @@ class Orchestrator:
                 tool_parser=ToolParser(is_parallel=request.tools.is_parallel) if request.tools else None,
                 speaker=speaker,
             )
-        output = self._add_audio(run, request, self._entry, voice) or run.text
+        output = self._add_audio(run, request, self._entry, voice) or text
         assert output is not None
         run.add(ArTask(run, entry, prompt, params, output, speaker=speaker, handle=handle))
         return self._count(prompt)
@@ -301,14 +305,14 @@ class Orchestrator:
         if decoding is None or request.speech is None or voice is None:
             return None
         seed = random.getrandbits(63) if request.speech.seed is None else request.speech.seed
-        run.audio = AudioTask(
+        audio = AudioTask(
             run,
             stage,
             decoding=decoding,
             edge=decoding.factory(decoding.chunks, decoding.layout, voice=voice, noise_seed=seed % 2**64),
             stop_ids=self._family.stop_ids[self._config.stages[stage].model_stage],
         )
-        return run.add(run.audio)
+        return run.add(audio)
 
     async def close(self) -> None:
         """Rejects new requests and releases the running ones."""

@@ -11,7 +11,7 @@ from omni_server.engine.engine_handle import Stage
 from omni_server.errors import ConfigError
 from omni_server.family import CodecEdgeFactory, CodecLayout, FamilyModel
 from omni_server.orchestrator.codec_edge import load_edge_function
-from omni_server.orchestrator.speech_scheduler import ComingStreams, SpeechScheduler
+from omni_server.orchestrator.speech_scheduler import PendingStreams, SpeechScheduler
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class SpeechDecoding:
     frames: TokenFrames
     schedulers: Mapping[str, SpeechScheduler]
     """Of the streams on each replica of the decoder, by its name."""
-    coming: ComingStreams
+    pending: PendingStreams
     """Streams that no replica decodes yet."""
 
 
@@ -51,6 +51,6 @@ def speech_decoding(
     # Rejects a plan that does not fit the model here rather than at the first request.
     factory(edge.chunks, layout, voice=family.voices[0], noise_seed=0)
     replicas = decoder.handles
-    coming = ComingStreams(num_decoders=len(replicas))
-    schedulers = {handle.name: SpeechScheduler(edge.chunks, layout, coming) for handle in replicas}
-    return SpeechDecoding(decoder, factory, edge.chunks, layout, frames, schedulers, coming)
+    pending = PendingStreams(num_decoders=len(replicas))
+    schedulers = {handle.name: SpeechScheduler(edge.chunks, layout, pending) for handle in replicas}
+    return SpeechDecoding(decoder, factory, edge.chunks, layout, frames, schedulers, pending)

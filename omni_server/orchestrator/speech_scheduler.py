@@ -5,7 +5,7 @@ It has three rules:
 
 1. Earliest playout deadline first. The deadline of a window is the moment at which it will be played. The
    first window of a stream is due `FIRST_WINDOW_DUE_S` after it was sent, because a stream that has not begun
-   cannot stall. Under overload, callers take turns (`WindowTurns`).
+   cannot stall. Under overload, callers take turns (`WindowFairness`).
 2. Credits. A stream that is `max_work_ahead_s` ahead of its playback yields the decoder to other streams.
 3. Playback begins when the buffer covers the expected turnaround, that is, when every later window is
    expected back before it is played. If audio is produced more slowly than it is played, playback waits for
@@ -25,7 +25,12 @@ from contextlib import contextmanager
 
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.family import CodecLayout
-from omni_server.orchestrator.caller_turns import WindowTurns
+from omni_server.orchestrator.fair_share import WindowFairness
+from omni_server.orchestrator.speech_estimates import (
+    MAX_OUTLIER_RATIO,
+    CodecRateEstimator,
+    TurnaroundEstimator,
+)
 
 FIRST_WINDOW_DUE_S = 1.0
 """Seconds after which the first window of a stream takes precedence over windows of streams that are playing
@@ -34,25 +39,6 @@ and are due now."""
 MIN_OUTSTANDING_WINDOWS = 2
 """Windows that keep the decoder busy: one being computed, one waiting. With fewer windows in the decoder,
 credits do not apply."""
-
-AVERAGE_WEIGHT = 0.05
-"""Weight of the newest value in the moving averages of turnarounds: they cover 20 windows, about a second
-under load. While fewer windows are known, the average is their mean, so that a slow first window after a
-restart is soon outweighed."""
-
-FORGET_S = 5.0
-"""Seconds without any window after which turnarounds are forgotten, because the load has changed."""
-
-NUM_DEVIATIONS = 2.5
-"""Mean deviations of the turnaround that the buffer covers in addition to the expected values. A larger value
-trades later first audio for shorter stalls (benchmarks/scheduler.md has both for 2, 2.5 and 3)."""
-
-RATE_WEIGHT = 0.2
-"""Weight of the newest stream in the moving averages of the source's rate: they cover five streams."""
-
-MAX_OUTLIER_RATIO = 3.0
-"""Clamps the time of a block of frames to this multiple of its moving average. A restarted stage, for
-example, delays one stream and not the next one."""
 
 NUM_RECENT_STREAMS = 16
 """A stream whose end is unknown is assumed to be as long as the longest of this many recent streams."""
@@ -98,81 +84,6 @@ class WindowRamp:
     def _first_block(self, number: int) -> int:
         ramp = self.new_blocks
         return sum(ramp[:number]) + max(0, number - len(ramp)) * ramp[-1]
-
-
-class TurnaroundEstimator:
-    """Estimates the turnaround of a window, in seconds from sending it to its result, from its frames.
-
-    The estimate is a line over the number of frames, fitted by exponentially weighted least squares. The
-    slope is steep where the decoder is slow, and flat where windows mostly wait for each other."""
-
-    def __init__(self) -> None:
-        self._mean_frames = self._mean_s = self._frames_variance = self._covariance = self._miss_s = 0.0
-        self._num_learned = 0
-        self._learned_at = 0.0
-
-    def learn(self, num_frames: int, seconds: float, now: float, *, is_first: bool = False) -> None:
-        """Adds a window whose result arrived at `now`.
-
-        The margin ignores the first window of a stream (`is_first`). It has another deadline than the windows
-        that the margin is for, and on a slow machine it competes with its own prompt."""
-        if now - self._learned_at > FORGET_S:
-            self._num_learned, self._miss_s = 0, 0.0
-        self._learned_at = now
-        self._num_learned += 1
-        weight = max(AVERAGE_WEIGHT, 1 / self._num_learned)
-        frames, late_s = num_frames - self._mean_frames, seconds - self._mean_s
-        self._mean_frames += weight * frames
-        self._mean_s += weight * late_s
-        self._frames_variance = (1 - weight) * (self._frames_variance + weight * frames * frames)
-        self._covariance = (1 - weight) * (self._covariance + weight * frames * late_s)
-        if not is_first:
-            self._miss_s += weight * (abs(seconds - self.expected_s(num_frames)) - self._miss_s)
-
-    @property
-    def margin_s(self) -> float:
-        """`NUM_DEVIATIONS` mean deviations from the line."""
-        return NUM_DEVIATIONS * self._miss_s
-
-    def expected_s(self, num_frames: int) -> float:
-        """Returns 0 if no turnaround is known."""
-        if not self._num_learned:
-            return 0.0
-        slope = max(0.0, self._covariance / self._frames_variance) if self._frames_variance else 0.0
-        slope = min(slope, self._mean_s / self._mean_frames)
-        return self._mean_s + slope * (num_frames - self._mean_frames)
-
-
-class CodecRateEstimator:
-    """Estimates the seconds that the source takes per block of frames, by the block's place in the stream.
-
-    The place matters because frames wait for text tokens as long as there is more text, and come two or three
-    times as fast afterwards."""
-
-    def __init__(self) -> None:
-        self._block_s: list[float] = []
-
-    def learn(self, block: int, seconds: float) -> None:
-        known = self._block_s
-        if block >= len(known):  # unknown places before this one get the same value
-            known += [seconds] * (block + 1 - len(known))
-            return
-        known[block] += RATE_WEIGHT * (min(seconds, MAX_OUTLIER_RATIO * known[block]) - known[block])
-
-    def expected_s(self, first: float, end: float) -> float:
-        """Returns the time for the blocks from `first` to `end`, which may be fractions; 0 if nothing is
-        known."""
-        known = self._block_s
-        if not known:
-            return 0.0
-        total_s, block = 0.0, first
-        while block < end:
-            if block >= len(known):
-                return total_s + (end - block) * known[-1]
-            until = min(int(block) + 1, end)
-            total_s += (until - block) * known[int(block)]
-            block = until
-        return total_s
 
 
 class LeadLimiter:
@@ -226,7 +137,7 @@ class LeadLimiter:
             entered.set_result(None)
 
 
-class PlayoutBuffer:
+class PlayoutClock:
     """The progress of one stream's frames and windows, and the start of its playback."""
 
     def __init__(self, scheduler: "SpeechScheduler", start: Callable[[], None], caller: str) -> None:
@@ -287,15 +198,15 @@ class PlayoutBuffer:
             else:
                 due += FIRST_WINDOW_DUE_S
         now = self._scheduler.clock()
-        due = self._scheduler.turns.enter(self._caller, due, now, not_before=not_before)
+        due = self._scheduler.fairness.enter(self._caller, due, now, not_before=not_before)
         self._sent.append((now, due))
         return due
 
-    def window_back(self, num_frames: int) -> None:
+    def window_completed(self, num_frames: int) -> None:
         """The next result has arrived. The decoder computed `num_frames` for it."""
         now = self._scheduler.clock()
         sent_at, due = self._sent.popleft()
-        self._scheduler.turns.leave(self._caller, due)
+        self._scheduler.fairness.leave(self._caller, due)
         if due - sent_at <= FIRST_WINDOW_DUE_S:  # windows with later deadlines wait for others
             is_first = self._num_back == 0
             self._scheduler.turnaround.learn(num_frames, now - sent_at, now, is_first=is_first)
@@ -311,7 +222,7 @@ class PlayoutBuffer:
         self._cancel_look()
         while self._sent:
             _, due = self._sent.popleft()
-            self._scheduler.turns.leave(self._caller, due)
+            self._scheduler.fairness.leave(self._caller, due)
 
     def _cancel_look(self) -> None:
         if self._timer is not None:
@@ -390,7 +301,7 @@ class PlayoutBuffer:
         return min(max(slowness, 1 / MAX_OUTLIER_RATIO), MAX_OUTLIER_RATIO)
 
 
-class ComingStreams:
+class PendingStreams:
     """Counts streams whose first frame has not been sampled. No decoder has been chosen for them yet; each
     decoder expects an equal part of them."""
 
@@ -419,19 +330,19 @@ class SpeechScheduler:
         self,
         plan: ChunkPlan,
         layout: CodecLayout,
-        coming: ComingStreams,
+        pending: PendingStreams,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock` must advance with the running event loop's timers."""
         self.clock = clock
-        self._coming = coming
+        self._pending = pending
         self.max_outstanding_windows = plan.max_outstanding_windows
         """Windows of one stream that may be in the decoder at the same time."""
         self.max_start_delay_s = plan.pacing.max_start_delay_s
         self.frames_per_block = layout.frames_per_block
         self.limiter = LeadLimiter(plan.pacing.max_work_ahead_s, clock)
-        self.turns = WindowTurns()
+        self.fairness = WindowFairness()
         self.turnaround = TurnaroundEstimator()
         self.rates = CodecRateEstimator()
         self.recent_frames: deque[int] = deque(maxlen=NUM_RECENT_STREAMS)
@@ -443,7 +354,7 @@ class SpeechScheduler:
             self._ramps = [(least, WindowRamp(plan, layout, ramp)) for least, ramp in ramps]
         self._origin = clock()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forgets all estimates. After a warm-up they are wrong, because its windows waited for kernels to
         compile."""
         self.turnaround = TurnaroundEstimator()
@@ -451,7 +362,7 @@ class SpeechScheduler:
         self.recent_frames.clear()
 
     @contextmanager
-    def stream(self, buffer: PlayoutBuffer) -> Iterator[None]:
+    def stream(self, buffer: PlayoutClock) -> Iterator[None]:
         """Counts the stream of `buffer` as active while the block runs."""
         self._num_open += 1
         try:
@@ -464,7 +375,7 @@ class SpeechScheduler:
     def num_streams(self) -> int:
         """Active streams and those that are coming, without those that wait because they are far ahead of
         playback."""
-        return self._num_open + self._coming.num_per_decoder - self.limiter.num_waiting
+        return self._num_open + self._pending.num_per_decoder - self.limiter.num_waiting
 
     def ramp(self) -> WindowRamp | None:
         """Returns the ramp for a stream whose first window is cut now; None if streams are computed as a

@@ -21,7 +21,7 @@ from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.errors import CorruptDataError
 from omni_server.family import CodecEdge, CodecLayout, DecoderWindow, Frame
 from omni_server.orchestrator.request_timeline import RequestTimeline
-from omni_server.orchestrator.speech_scheduler import PlayoutBuffer, SpeechScheduler
+from omni_server.orchestrator.speech_scheduler import PlayoutClock, SpeechScheduler
 from omni_server.types import AudioDelta
 
 Samples = npt.NDArray[np.float32]
@@ -50,7 +50,7 @@ class SpeechStream:
         self._num_windows = 0
         self._num_samples = 0  # of all windows up to now
         self._held: list[AudioDelta] | None = []  # until playback may begin; None after that
-        self._buffer = PlayoutBuffer(self.scheduler, self._release, self.caller)
+        self._buffer = PlayoutClock(self.scheduler, self._release, self.caller)
 
     def push(self, frames: Sequence[Frame]) -> None:
         """Adds frames of codec tokens. Like `finish`, raises `CorruptDataError` if the edge does not cut them
@@ -131,7 +131,7 @@ class SpeechStream:
         while (item := await self._sent.get()) is not None:
             window, task = item
             samples = await task
-            self._buffer.window_back(window.num_computed)
+            self._buffer.window_completed(window.num_computed)
             self.timeline.mark_window_computed(self.decoder.stage)
             delta = AudioDelta(window.first_sample, samples)
             if self._held is None:

@@ -194,7 +194,7 @@ class OmniRequest:
     began_at: float | None = None
     """`time.monotonic()` at which the request began, for related requests that are submitted one after the
     other; None uses the time of submission."""
-    is_another_choice: bool = False
+    is_sibling_choice: bool = False
     """Another choice for a prompt that was already submitted."""
     caller: str = ""
     """Under load, callers take turns: one with few requests does not wait for all those of another."""
@@ -288,13 +288,6 @@ class AudioDelta:
 
 
 @dataclass(frozen=True)
-class TextDone:
-    """The text is complete; no TextDelta follows."""
-
-    finish_reason: FinishReason
-
-
-@dataclass(frozen=True)
 class WindowTimes:
     """Times of one window of codec tokens, in seconds since the request began."""
 
@@ -335,15 +328,7 @@ class Finished:
 
 
 OmniEvent = (
-    TextDelta
-    | ToolCallDelta
-    | CodecDelta
-    | AudioDelta
-    | ImageProgress
-    | PartialImage
-    | ImageDone
-    | TextDone
-    | Finished
+    TextDelta | ToolCallDelta | CodecDelta | AudioDelta | ImageProgress | PartialImage | ImageDone | Finished
 )
 
 

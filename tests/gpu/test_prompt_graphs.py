@@ -6,13 +6,14 @@ Run by hand: `pytest -m gpu tests/gpu/test_prompt_graphs.py -s`. In float32 and 
 tokens, `test_demo_parity.py` goes through the same graphs.
 """
 
+import asyncio
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from omni_server.types import OmniEvent, SamplingConfig, TextDelta
+from omni_server.types import OmniEvent, OmniRequest, SamplingConfig, TextDelta
 from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config, written
 from tests.reference.cases import ask
@@ -54,9 +55,11 @@ def first_tokens(checkpoint: Path, *, graphs: bool) -> tuple[list[Likely], list[
         requests = [[written(ask(text), thinker=sampling) for text in questions()] for _ in range(2)]
         alone = [_first(live.events(request)) for request in requests[0]]
 
+        async def first(request: OmniRequest) -> Likely:
+            return _first([event async for event in live.omni.events(request)])
+
         async def together() -> list[Likely]:
-            generations = [await live.omni.submit(request) for request in requests[1]]
-            return [_first([event async for event in generation]) for generation in generations]
+            return await asyncio.gather(*(first(request) for request in requests[1]))
 
         return alone, live.run(together())
     finally:

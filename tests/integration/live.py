@@ -74,7 +74,7 @@ class LiveOmni:
 
     def events(self, request: OmniRequest) -> list[OmniEvent]:
         async def all_events() -> list[OmniEvent]:
-            return [event async for event in await self.omni.submit(request)]
+            return [event async for event in self.omni.events(request)]
 
         return self.run(all_events())
 

@@ -23,7 +23,6 @@ from omni_server.engine.engine_args import diffusion_engine_args
 from omni_server.engine.engine_handle import Stage
 from omni_server.errors import CorruptDataError, StageError
 from omni_server.orchestrator.orchestrator import Orchestrator
-from omni_server.orchestrator.request_run import RequestRun
 from omni_server.protocol.images import StepProgress, decode_job, encode_job
 from omni_server.types import ChatMessage, Finished, OmniEvent, OmniRequest, TextPart
 from omni_server.types.images import ImageDone, ImageOutput, ImageProgress, ImageSize, PartialImage
@@ -32,6 +31,7 @@ from stages.diffusers.options import DiffusersStage
 from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.engines import CPU_ENVIRONMENT, diffusion_engine
 from tests.integration.live import changed_config
+from tests.unit.orchestrator.fake_stages import ReadRun, submit
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -54,10 +54,10 @@ class Served:
         (counts,) = await self.handle.engine.collective_rpc("counts")
         return dict(counts)
 
-    async def submit(self, name: str, index: int = 0, **changes: Any) -> RequestRun:
+    async def submit(self, name: str, index: int = 0, **changes: Any) -> ReadRun:
         image = ImageOutput(**({"size": SIZE, "seed": index, "num_steps": NUM_STEPS} | changes))
         message = ChatMessage("user", (TextPart(PROMPTS[index % len(PROMPTS)]),))
-        return await self.orchestrator.submit(OmniRequest(name, (message,), image=image))
+        return await submit(self.orchestrator, OmniRequest(name, (message,), image=image))
 
     async def events(self, name: str, index: int = 0, **changes: Any) -> list[OmniEvent]:
         async with asyncio.timeout(WAIT_S):

@@ -34,7 +34,7 @@ def test_a_client_that_leaves_at_any_moment_spoils_no_request_beside_or_behind_i
     messages = noisy_picture(after_ms)
 
     async def one_leaves() -> OmniOutput:
-        leaving = asyncio.create_task(whole.omni.submit(written(messages)))
+        leaving = asyncio.create_task(whole.omni.submit(written(messages), lambda _: None))
         staying = asyncio.create_task(collect(whole.omni, written(messages)))
         for _ in range(after_ms):
             await asyncio.sleep(0.001)
@@ -52,7 +52,7 @@ def test_a_client_that_leaves_right_after_admission_does_not_spoil_the_next_requ
     messages = CASES["speech"].messages
 
     async def leave() -> None:
-        await (await whole.omni.submit(written(messages))).aclose()
+        await (await whole.omni.submit(written(messages), lambda _: None)).aclose()
 
     whole.run(leave())
     assert whole.answer(written(messages)).token_ids

@@ -22,7 +22,6 @@ from omni_server.types import (
     OmniEvent,
     SamplingConfig,
     TextDelta,
-    TextDone,
     TextPart,
 )
 from tests.integration.live import queue_files
@@ -91,7 +90,7 @@ def test_text_only_has_no_sound(omni: Omni) -> None:
 async def test_stream_gives_typed_events_that_add_up_to_the_answer(omni: Omni) -> None:
     events: list[OmniEvent] = [event async for event in omni.stream("Hello", sampling=GREEDY, seed=7)]
     answer = omni.generate("Hello", sampling=GREEDY, seed=7)
-    assert {type(event) for event in events} == {TextDelta, TextDone, CodecDelta, AudioDelta, Finished}
+    assert {type(event) for event in events} == {TextDelta, CodecDelta, AudioDelta, Finished}
     assert [isinstance(event, Finished) for event in events].index(True) == len(events) - 1
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == answer.text
     codes = [code for event in events if isinstance(event, CodecDelta) for code in event.codes]

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -50,13 +51,11 @@ def test_a_queue_of_one_slot_still_finishes(narrow: LiveOmni, wanted: list[Expec
 
 def test_an_abort_releases_the_request_in_every_stage(narrow: LiveOmni, wanted: list[Expected]) -> None:
     async def abort_after_sound() -> None:
-        generation = await narrow.omni.submit(
-            spoken(CASES["tell"].messages, thinker=LONG_TEXT, talker=LONG_SPEECH)
-        )
-        async for event in generation:
-            if isinstance(event, CodecDelta):
-                break
-        await generation.aclose()
+        request = spoken(CASES["tell"].messages, thinker=LONG_TEXT, talker=LONG_SPEECH)
+        async with aclosing(narrow.omni.events(request)) as events:
+            async for event in events:
+                if isinstance(event, CodecDelta):
+                    break
 
     narrow.run(abort_after_sound())
     _is_idle(narrow)
@@ -65,7 +64,8 @@ def test_an_abort_releases_the_request_in_every_stage(narrow: LiveOmni, wanted: 
 
 def test_an_abort_while_the_talker_is_held_back_releases_it(narrow: LiveOmni, wanted: list[Expected]) -> None:
     async def abort_early() -> None:
-        generation = await narrow.omni.submit(spoken(CASES["video"].messages, thinker=LONG_TEXT))
+        request = spoken(CASES["video"].messages, thinker=LONG_TEXT)
+        generation = await narrow.omni.submit(request, lambda _: None)
         await asyncio.sleep(0)
         await generation.aclose()
 
@@ -79,15 +79,13 @@ def test_many_aborts_among_running_requests_leave_those_alone(
 ) -> None:
     async def storm() -> None:
         async def cut_off(number: int) -> None:
-            generation = await narrow.omni.submit(
-                spoken(CASES["tell"].messages, thinker=LONG_TEXT, talker=LONG_SPEECH)
-            )
+            request = spoken(CASES["tell"].messages, thinker=LONG_TEXT, talker=LONG_SPEECH)
             texts = 0
-            async for event in generation:
-                texts += isinstance(event, TextDelta)
-                if texts > number:
-                    break
-            await generation.aclose()
+            async with aclosing(narrow.omni.events(request)) as events:
+                async for event in events:
+                    texts += isinstance(event, TextDelta)
+                    if texts > number:
+                        break
 
         answers, _ = await asyncio.gather(
             asyncio.gather(*(collect(narrow.omni, want.request) for want in wanted)),
@@ -131,7 +129,7 @@ def test_a_killed_engine_fails_requests_and_leaves_nothing_behind(checkpoint: Pa
             request = spoken(CASES["tell"].messages, thinker=LONG_TEXT, talker=LONG_SPEECH)
             pid = live.omni.engine_pids()["talker"]
             is_killed = False
-            async for event in await live.omni.submit(request):
+            async for event in live.omni.events(request):
                 if isinstance(event, CodecDelta) and not is_killed:
                     os.kill(pid, signal.SIGKILL)
                     is_killed = True

@@ -129,7 +129,7 @@ def test_after_a_restart_answers_are_the_references_and_those_of_the_seed(
 
     async def kill_while_speaking() -> None:
         is_killed = False
-        async for event in await cramped.omni.submit(endless):
+        async for event in cramped.omni.events(endless):
             if isinstance(event, AudioDelta) and not is_killed:
                 os.kill(pids[stage], signal.SIGKILL)
                 is_killed = True

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,12 +164,11 @@ def test_nothing_is_held_after_many_aborts(live: LiveOmni, wanted: list[Expected
     async def storm() -> None:
         async def cut_off(number: int) -> None:
             num_events = 0
-            generation = await live.omni.submit(long_speech())
-            async for _ in generation:
-                num_events += 1
-                if num_events > number:
-                    break
-            await generation.aclose()
+            async with aclosing(live.omni.events(long_speech())) as events:
+                async for _ in events:
+                    num_events += 1
+                    if num_events > number:
+                        break
 
         async def keep_answering() -> None:
             for want in wanted[:2]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from omni_server import offline
+from omni_server.generation import Deliver
 from omni_server.offline import Omni
 from omni_server.omni import AsyncOmni
 from omni_server.types import OmniRequest
@@ -24,10 +25,12 @@ class SlowOmni(FakeGenerator):
         self.go_on = threading.Event()
         self.is_admitting = threading.Event()
 
-    async def submit(self, request: OmniRequest) -> FakeGeneration:
+    async def submit(self, request: OmniRequest, deliver: Deliver, _through: Any = None) -> FakeGeneration:
         self.is_admitting.set()
         assert self.go_on.wait(DEADLINE_S)
-        return await super().submit(request)
+        return await super().submit(request, deliver)
+
+    events = AsyncOmni.events
 
     async def stop(self) -> None:
         """It has no engines."""

@@ -9,19 +9,16 @@ import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from omni_server.api.answer_stream import submit_all
+from omni_server.api.answer_stream import AnswerStream
 from omni_server.api.config import ApiConfig
 from omni_server.api.image_options import MAX_PROMPT_CHARACTERS, ImageOptions, LoraChoice
 from omni_server.api.images.schemas import ImageFields
 from omni_server.api.images.sizes import automatic_size
 from omni_server.api.parse import check_extra_fields, check_model
-from omni_server.api.state import ObservedGenerator
 from omni_server.api.validation import unsupported
 from omni_server.errors import InvalidRequestError
-from omni_server.generation import Generation
 from omni_server.types import ChatMessage, ImagePart, ModelInfo, OmniRequest, TextPart
 from omni_server.types.images import ImageOutput, ImageSize, Lora
 
@@ -173,21 +170,19 @@ def image_requests(
             messages=(message,),
             image=output,
             began_at=began_at,
-            is_another_choice=index > 0,
+            is_sibling_choice=index > 0,
         )
         for index, output in enumerate(outputs)
     ]
 
 
 async def submit_images(
-    generator: ObservedGenerator,
-    requests: Sequence[OmniRequest],
-    held: AsyncExitStack,
-    names: Mapping[str, str],
-) -> list[Generation]:
-    """Like `submit_all`. Errors name the fields of the API: `names` are those of the prompt and its images."""
+    stream: AnswerStream, requests: Sequence[OmniRequest], names: Mapping[str, str]
+) -> None:
+    """Errors name the fields of the API: `names` are those of the prompt and its images."""
     try:
-        return await submit_all(generator, requests, held)
+        for request in requests:
+            await stream.submit(request)
     except InvalidRequestError as error:
         if error.param is not None:
             error.param = {**PARAMETERS, **names}.get(error.param, error.param)

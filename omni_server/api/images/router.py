@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from openai.types.images_response import UsageInputTokensDetails, UsageOutputTokensDetails
 from pydantic import BaseModel
 
-from omni_server.api.answer_stream import follow, total_usage
+from omni_server.api.answer_stream import AnswerStream
 from omni_server.api.config import ApiConfig
 from omni_server.api.forms import Form, FormLimits, form_body, parse_form, read_form
 from omni_server.api.image_options import MAX_PROMPT_CHARACTERS
@@ -34,11 +34,12 @@ from omni_server.api.images.schemas import (
 from omni_server.api.limits import Admission
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import GENERATION_ERRORS, OpenApi, event_stream, request_body
-from omni_server.api.state import ObservedGenerator, ServerState
+from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, named_frame, until_disconnect
+from omni_server.api.usage import total_usage
 from omni_server.api.validation import read_json, unsupported, validate
 from omni_server.errors import InvalidRequestError
-from omni_server.generation import Generation
+from omni_server.generation import Generator
 from omni_server.types import Finished, ImagePart, Usage
 from omni_server.types.images import ImageDone, ImageOutput, ImageProgress, PartialImage
 
@@ -96,7 +97,7 @@ class ImageService:
         form = await read_form(request, _EDIT_FORM_LIMITS)
         return await until_disconnect(self._edit(generator, form), request.receive)
 
-    async def _generate(self, generator: ObservedGenerator, given: object) -> Response:
+    async def _generate(self, generator: Generator, given: object) -> Response:
         fields = validate(ImageRequest, given)
         model = generator.model_info
         output = image_output(fields, model, self._config)
@@ -107,7 +108,7 @@ class ImageService:
         async with AsyncExitStack() as held:
             return await self._answer(generator, fields, output, (), "image_generation", held)
 
-    async def _edit(self, generator: ObservedGenerator, form: Form) -> Response:
+    async def _edit(self, generator: Generator, form: Form) -> Response:
         model = generator.model_info
         fields, files = parse_form(form, ImageEditForm, "image")
         max_images = min(MAX_INPUT_IMAGES, model.image_features.max_input_images)
@@ -128,7 +129,7 @@ class ImageService:
 
     async def _answer(
         self,
-        generator: ObservedGenerator,
+        generator: Generator,
         fields: ImageFields,
         output: ImageOutput,
         images: Sequence[ImagePart],
@@ -142,30 +143,26 @@ class ImageService:
         outputs = image_outputs(output, fields.n or 1, model, images, self._config)
         self._admission.enter_choices(len(outputs))
         requests = image_requests(fields.prompt, outputs, images)
-        generations = await submit_images(generator, requests, held, {"messages": "prompt"})
+        stream = AnswerStream(generator, self._state, requests[0].request_id)
+        held.push_async_callback(stream.aclose)
+        await submit_images(stream, requests, {"messages": "prompt"})
         writer = ImageWriter(fields, model.name)
         if fields.stream:
-            events = self._events(generations, writer, outputs[0], kind)
+            events = self._events(stream, writer, outputs[0], kind)
             first = await anext(events)
             return EventStreamResponse(requests[0].request_id, events, first=first, held=held.pop_all())
-        generated, usage = await self._collect(generations)
+        done: dict[int, ImageDone] = {}
+        async with aclosing(stream.events()) as items:
+            async for item in items:
+                if item is not None and isinstance(item[1], ImageDone):
+                    done[item[0]] = item[1]
+        generated = [done[index] for index in range(len(requests))]
+        usage = total_usage(stream.usages)
         body = await asyncio.to_thread(_render, writer, generated, outputs, usage)
         return Response(body, media_type="application/json")
 
-    async def _collect(self, generations: Sequence[Generation]) -> tuple[list[ImageDone], Usage]:
-        images: dict[int, ImageDone] = {}
-        usages: list[Usage] = []
-        async with aclosing(follow(generations, self._state)) as events:
-            async for item in events:
-                match item:
-                    case (index, ImageDone() as image):
-                        images[index] = image
-                    case (_, Finished(usage=usage)):
-                        usages.append(usage)
-        return [images[index] for index in range(len(generations))], total_usage(usages)
-
     async def _events(
-        self, generations: Sequence[Generation], writer: ImageWriter, output: ImageOutput, kind: EventKind
+        self, stream: AnswerStream, writer: ImageWriter, output: ImageOutput, kind: EventKind
     ) -> AsyncGenerator[bytes, None]:
         """Yields frames. The first comes with the first step, or after `sse_keep_alive_s` of waiting;
         failures before it have their own status."""
@@ -185,7 +182,7 @@ class ImageService:
             return named_frame(f"{kind}.{name}", data)
 
         done: Pixels | None = None
-        async with aclosing(follow(generations, self._state, self._config.sse_keep_alive_s)) as events:
+        async with aclosing(stream.events(self._config.sse_keep_alive_s)) as events:
             async for item in events:
                 match item:
                     case None | (_, ImageProgress()):

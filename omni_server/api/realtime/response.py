@@ -14,7 +14,7 @@ from openai.types import realtime as wire
 from openai.types.realtime.realtime_response import Audio, RealtimeResponse
 from pydantic import BaseModel
 
-from omni_server.api.answer_stream import follow
+from omni_server.api.answer_stream import AnswerStream
 from omni_server.api.errors import logged, unexpected_error
 from omni_server.api.realtime.audio_format import OutputEncoder
 from omni_server.api.realtime.conversation import Conversation, without_oldest
@@ -149,11 +149,11 @@ class ResponseRun:
     async def _answer(self) -> None:
         generator = self._state.require_generator()
         request = self._plan.request(generator.model_info)
-        generation = await generator.submit(request, self._plan.shortened)
-        try:
+        async with aclosing(AnswerStream(generator, self._state, self.id)) as answer:
+            await answer.submit(request, self._plan.shortened)
             if request.tools is None:
                 self._writer.open_message()
-            async with aclosing(follow([generation], self._state, pace=self._state.audio_pace())) as stream:
+            async with aclosing(answer.events(pace=self._state.audio_pace())) as stream:
                 async for item in stream:
                     match item:
                         case (_, TextDelta(text=text)):
@@ -166,8 +166,6 @@ class ResponseRun:
                             self._writer.close("incomplete", usage, reason="max_output_tokens")
                         case (_, Finished(usage=usage)):
                             self._writer.close("completed", usage)
-        finally:
-            await generation.aclose()
 
 
 class _Writer:

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 from openai.types import realtime as wire
 
-from omni_server.api.answer_stream import TaskRun
+from omni_server.api.answer_stream import AnswerStream
 from omni_server.api.errors import unexpected_error
 from omni_server.api.parse import check_transcribes
 from omni_server.api.realtime.conversation import audio_part
@@ -52,15 +52,15 @@ async def _transcribe(
         sampling=text_sampling(SamplingConfig(temperature=0.0), generator.model_info),
     )
     transcript = ""
-    run = TaskRun(generator, state, [request], input_param="audio")
-    async with aclosing(run.events()) as stream:
-        async for event in stream:
-            match event:
-                case TextDelta(text=text) if text:
+    answer = AnswerStream(generator, state, request.request_id, one_by_one=[request], input_param="audio")
+    async with aclosing(answer), aclosing(answer.events()) as events:
+        async for item in events:
+            match item:
+                case (_, TextDelta(text=text)) if text:
                     transcript += text
                     kind = wire.ConversationItemInputAudioTranscriptionDeltaEvent
                     outbox.put(kind, item_id=item_id, content_index=0, delta=text)
-                case Finished(usage=usage):
+                case (_, Finished(usage=usage)):
                     audio.transcript = transcript
                     outbox.put(
                         wire.ConversationItemInputAudioTranscriptionCompletedEvent,

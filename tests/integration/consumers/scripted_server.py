@@ -13,27 +13,28 @@ import numpy as np
 
 from omni_server.api.config import ApiConfig
 from omni_server.api.server import run_server
-from omni_server.types import AudioDelta, OmniRequest, TextDelta, TextDone, ToolCallDelta
+from omni_server.generation import Deliver
+from omni_server.types import AudioDelta, OmniRequest, TextDelta, ToolCallDelta
 from tests.unit.api.fake_generator import FakeGeneration, FakeGenerator, ScriptEntry, finished
 
 ANSWER = "It is sunny in Oslo."
 
 
 class CallingGenerator(FakeGenerator):
-    async def submit(self, request: OmniRequest) -> FakeGeneration:
+    async def submit(self, request: OmniRequest, deliver: Deliver) -> FakeGeneration:
         self.script = _script(request)
-        return await super().submit(request)
+        return await super().submit(request, deliver)
 
 
 def _script(request: OmniRequest) -> list[ScriptEntry]:
     if request.tools and request.messages[-1].role != "tool":
         call = [ToolCallDelta(0, "call_1", "weather", '{"place":'), ToolCallDelta(0, None, None, ' "Oslo"}')]
-        return [TextDelta("", (1,)), *call, TextDone("tool_calls"), finished("tool_calls")]
+        return [TextDelta("", (1,)), *call, finished("tool_calls")]
     script: list[ScriptEntry] = [TextDelta(ANSWER, (1,))]
     if request.speech is not None:
         tone = np.sin(np.arange(4800, dtype=np.float32) / 20) * np.float32(0.3)
         script += [AudioDelta(position * 4800, tone) for position in range(5)]
-    return [*script, TextDone("stop"), finished(codec_tokens=5 if request.speech else 0)]
+    return [*script, finished(codec_tokens=5 if request.speech else 0)]
 
 
 async def main() -> None:

@@ -2,7 +2,8 @@
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import soundfile
 from fastapi import FastAPI
 from openai import AsyncOpenAI
 
+from omni_server.api.answer_stream import AnswerStream
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.state import ServerState
-from omni_server.types import OmniRequest
-from tests.unit.api.fake_generator import FakeGenerator
+from omni_server.types import ChatMessage, OmniRequest
+from tests.unit.api.fake_generator import FakeGenerator, ScriptEntry
 from tests.unit.api.schema import check_error
 
 SPEECH: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "Ethan", "format": "wav"}}
@@ -25,6 +27,18 @@ URL = "/v1/chat/completions"
 
 def app_of(generator: FakeGenerator | None, config: ApiConfig | None = None) -> FastAPI:
     return create_app(ServerState(generator), config if config is not None else ApiConfig())
+
+
+@asynccontextmanager
+async def answer_of(
+    state: ServerState, *scripts: Sequence[ScriptEntry], generator: FakeGenerator | None = None
+) -> AsyncIterator[AnswerStream]:
+    """An answer whose generations, those of `generator`, follow the scripts."""
+    generator = generator or FakeGenerator()
+    async with aclosing(AnswerStream(generator, state, "a")) as answer:
+        for index, generator.script in enumerate(scripts):
+            await answer.submit(OmniRequest(f"a-{index}", (ChatMessage("user", ()),)))
+        yield answer
 
 
 def http_client(app: FastAPI, **options: Any) -> httpx2.AsyncClient:

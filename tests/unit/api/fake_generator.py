@@ -2,13 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from omni_server.errors import OmniError, StageDownError
+from omni_server.generation import Deliver
 from omni_server.types import (
     AudioDelta,
     ChatMessage,
@@ -21,7 +22,6 @@ from omni_server.types import (
     PromptTokens,
     Task,
     TextDelta,
-    TextDone,
     TextPart,
     Usage,
 )
@@ -121,7 +121,7 @@ def finished(finish_reason: FinishReason = "stop", *, codec_tokens: int = 0) -> 
 
 def text_script(finish_reason: FinishReason = "stop") -> list[ScriptEntry]:
     words: list[ScriptEntry] = [TextDelta(word, (index,)) for index, word in enumerate(WORDS)]
-    return [*words, TextDone(finish_reason), finished(finish_reason)]
+    return [*words, finished(finish_reason)]
 
 
 def speech_script() -> list[ScriptEntry]:
@@ -134,7 +134,7 @@ def speech_script() -> list[ScriptEntry]:
         position += num_samples
         if index < len(WORDS) - 2:
             script.append(TextDelta(WORDS[index + 2], (index + 2,)))
-    return [*script, TextDone("stop"), finished(codec_tokens=len(PIECES))]
+    return [*script, finished(codec_tokens=len(PIECES))]
 
 
 def image_of(image: ImageOutput) -> npt.NDArray[np.uint8]:
@@ -167,30 +167,32 @@ def preview_of(image: ImageOutput, index: int) -> npt.NDArray[np.uint8]:
 
 
 class FakeGeneration:
-    def __init__(self, request_id: str, script: Sequence[ScriptEntry]) -> None:
+    def __init__(self, request_id: str, script: Sequence[ScriptEntry], deliver: Deliver) -> None:
         self.request_id = request_id
         self.prompt = PROMPT
         self.began = time.perf_counter()
         self.num_closed = 0
         self.closed = asyncio.Event()
-        self._script = script
+        self._task = asyncio.create_task(self._run(script, deliver))
 
-    async def __aiter__(self) -> AsyncIterator[OmniEvent]:
-        for entry in self._script:
+    async def _run(self, script: Sequence[ScriptEntry], deliver: Deliver) -> None:
+        for entry in script:
             await asyncio.sleep(0)
             match entry:
                 case Hang():
                     await asyncio.Event().wait()
                 case Wait(event=event):
                     await event.wait()
-                case Exception():
-                    raise entry
                 case _:
-                    yield entry
+                    deliver(entry)
+
+    def cancel(self) -> None:
+        self._task.cancel()
+        self.closed.set()
 
     async def aclose(self) -> None:
         self.num_closed += 1
-        self.closed.set()
+        self.cancel()
 
 
 class FakeGenerator:
@@ -216,7 +218,7 @@ class FakeGenerator:
     def last_request(self) -> OmniRequest:
         return self.requests[-1]
 
-    async def submit(self, request: OmniRequest) -> FakeGeneration:
+    async def submit(self, request: OmniRequest, deliver: Deliver) -> FakeGeneration:
         self.requests.append(request)
         self.submitted.set()
         if self.submit_hangs:
@@ -232,7 +234,7 @@ class FakeGenerator:
             script = image_script(request.image)
         elif script is None:
             script = speech_script() if request.speech is not None else text_script()
-        generation = FakeGeneration(request.request_id, script)
+        generation = FakeGeneration(request.request_id, script, deliver)
         self.generations.append(generation)
         return generation
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omni_server.api.answer_stream import TaskRun, follow
+from omni_server.api.answer_stream import AnswerStream
 from omni_server.api.audio_pace import AudioPace
 from omni_server.api.config import ApiConfig
-from omni_server.api.state import ObservedGenerator, ServerState
+from omni_server.api.state import ServerState
 from omni_server.errors import OverloadedError
 from omni_server.types import AudioDelta, ChatMessage, Finished, OmniRequest, TextDelta
-from tests.unit.api.clients import URL, app_of, chat, http_client
-from tests.unit.api.fake_generator import FakeGeneration, FakeGenerator, ScriptEntry, finished
+from tests.unit.api.clients import URL, answer_of, app_of, chat, http_client
+from tests.unit.api.fake_generator import FakeGenerator, ScriptEntry, finished
 from tests.unit.api.realtime.realtime_client import RealtimeClient
 from tests.unit.api.test_stalled_clients import SPEECH_URL
 from tests.unit.orchestrator.virtual_time import run
@@ -37,8 +37,8 @@ async def times(
     """Seconds from the first event to each event and heartbeat, for a reader that takes everything at
     once."""
     came: list[float] = []
-    generation, pace = FakeGeneration("a", script), state.audio_pace(speed)
-    async with aclosing(follow([generation], state, heartbeat_s, pace)) as events:
+    pace = state.audio_pace(speed)
+    async with answer_of(state, script) as answer, aclosing(answer.events(heartbeat_s, pace)) as events:
         async for _ in events:
             came.append(asyncio.get_running_loop().time())
     return [round(time - came[0], 3) for time in came]
@@ -93,8 +93,11 @@ def test_playback_starts_again_after_a_pause() -> None:
 def test_what_waits_counts_as_unsent_and_is_not_kept_beyond_that_limit() -> None:
     async def unsent() -> int:
         state = state_with(1.0)
-        generation = FakeGeneration("a", [*SPEECH, finished()])
-        async with aclosing(follow([generation], state, pace=state.audio_pace())) as events:
+        script: list[ScriptEntry] = [*SPEECH, finished()]
+        async with (
+            answer_of(state, script) as answer,
+            aclosing(answer.events(None, state.audio_pace())) as events,
+        ):
             for _ in range(3):
                 await anext(events)
             return state.unsent.num_bytes
@@ -109,7 +112,10 @@ def test_an_aborted_answer_does_not_wait() -> None:
         state = state_with(1.0)
         loop = asyncio.get_running_loop()
         script: list[ScriptEntry] = [AudioDelta(0, np.zeros(24_000 * 60, np.float32)), *SPEECH, finished()]
-        async with aclosing(follow([FakeGeneration("a", script)], state, pace=state.audio_pace())) as events:
+        async with (
+            answer_of(state, script) as answer,
+            aclosing(answer.events(None, state.audio_pace())) as events,
+        ):
             await anext(events)
             loop.call_later(5, state.abort, error)
             began = loop.time()
@@ -124,8 +130,11 @@ def test_an_aborted_answer_does_not_wait() -> None:
 def test_a_server_that_shuts_down_sends_what_it_holds_back_at_once() -> None:
     async def last_event_s() -> float:
         loop, state = asyncio.get_running_loop(), state_with(3.0)
-        generation = FakeGeneration("a", [*SPEECH, *SPEECH, *SPEECH, finished()])
-        async with aclosing(follow([generation], state, pace=state.audio_pace())) as events:
+        script: list[ScriptEntry] = [*SPEECH, *SPEECH, *SPEECH, finished()]
+        async with (
+            answer_of(state, script) as answer,
+            aclosing(answer.events(None, state.audio_pace())) as events,
+        ):
             loop.call_later(2.5, state.drain)
             assert [item and isinstance(item[1], Finished) async for item in events][-1]
         assert not state.on_abort
@@ -140,12 +149,11 @@ def test_the_passages_of_a_text_have_one_pace() -> None:
         generator = FakeGenerator(script=[*SPEECH, finished()])
         state = state_with(3.0, generator)
         requests = [OmniRequest(f"passage-{index}", (ChatMessage("user", ()),)) for index in range(2)]
-        observed = ObservedGenerator(generator, state)
-        task = TaskRun(observed, state, requests, "input", pace=state.audio_pace())
+        answer = AnswerStream(generator, state, "a", one_by_one=requests)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        async with aclosing(task.events()) as events:
-            assert sum([isinstance(event, Finished) async for event in events]) == 2
+        async with aclosing(answer), aclosing(answer.events(None, state.audio_pace())) as events:
+            assert sum([item is not None and isinstance(item[1], Finished) async for item in events]) == 2
         return loop.time() - began
 
     assert run(last_event_s) == pytest.approx(20 - 1 - 3)

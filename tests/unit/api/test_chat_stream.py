@@ -137,11 +137,6 @@ async def test_failure_in_a_stream_is_its_last_frame(failure: Exception, code: s
     assert generator.generations[0].num_closed == 1
 
 
-async def test_stream_that_ends_without_its_last_event_is_a_failure() -> None:
-    response = await stream(FakeGenerator(script=[TextDelta("a", (1,))]), stream=True)
-    assert "internal_error" in parse_frames(response.text)[-1]
-
-
 async def test_waveform_that_is_not_finite_fails_the_stream() -> None:
     script: list[ScriptEntry] = [AudioDelta(0, np.full(10, np.nan, np.float32)), finished()]
     response = await stream(FakeGenerator(script=script), **PCM16)

@@ -10,7 +10,7 @@ import pytest
 
 from omni_server.api.config import ApiConfig
 from omni_server.errors import OverloadedError, StageError
-from omni_server.generation import Generation
+from omni_server.generation import Deliver, Generation
 from omni_server.types import OmniRequest, SampledToken, TextDelta, TokenLogprob
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import SPEECH, app_of, base64_of, chat, error_of, openai_client, post, tone
@@ -36,9 +36,9 @@ class EachItsOwn(FakeGenerator):
         super().__init__()
         self._scripts = list(scripts)
 
-    async def submit(self, request: OmniRequest) -> Any:
+    async def submit(self, request: OmniRequest, deliver: Deliver) -> Any:
         self.script = self._scripts[len(self.requests)]
-        return await super().submit(request)
+        return await super().submit(request, deliver)
 
 
 def saying(*words: str) -> list[ScriptEntry]:
@@ -141,10 +141,10 @@ async def test_official_accumulator_rebuilds_all_choices() -> None:
 
 async def test_choice_that_is_not_admitted_ends_those_before() -> None:
     class Full(FakeGenerator):
-        async def submit(self, request: OmniRequest) -> Generation:
+        async def submit(self, request: OmniRequest, deliver: Deliver) -> Generation:
             if self.requests:
                 raise OverloadedError("full")
-            return await super().submit(request)
+            return await super().submit(request, deliver)
 
     generator = Full()
     error_of(await post(app_of(generator), chat(n=2)), 503)

@@ -21,6 +21,7 @@ from omni_server.errors import (
     OverloadedError,
     StageDeadError,
 )
+from omni_server.generation import Deliver
 from omni_server.types import ChatMessage, TextPart
 from omni_server.types.images import ImageOutput, ImageProgress, ImageSize
 from tests.unit.api.asgi_call import AsgiCall
@@ -264,10 +265,10 @@ async def test_if_an_image_fails_the_request_does(error: OmniError) -> None:
 
 async def test_if_a_submission_fails_those_before_it_are_closed() -> None:
     class FullAfterTwo(FakeGenerator):
-        async def submit(self, request: Any) -> Any:
+        async def submit(self, request: Any, deliver: Deliver) -> Any:
             if len(self.requests) == 2:
                 raise OverloadedError("full")
-            return await super().submit(request)
+            return await super().submit(request, deliver)
 
     generator = FullAfterTwo(IMAGE_MODEL)
     assert error_of(await ask(generator, n=3), 503)["code"] == "server_overloaded"

@@ -268,5 +268,5 @@ def test_first_text_is_the_first_token_and_the_outcome_is_the_first_end() -> Non
     record.take(finished("length"))
     clock[0] = 3.0
     record.closed()
-    record.failed(RuntimeError("late"))
+    record.take(RuntimeError("late"))
     assert (record.outcome, record.reason, record.duration_s) == ("ok", "length", 2.0)

@@ -6,6 +6,7 @@ import logging
 import pytest
 from fastapi import WebSocket
 
+from omni_server.api.answer_stream import AnswerStream
 from omni_server.api.app import create_app
 from omni_server.api.config import ApiConfig
 from omni_server.api.request_record import current_request
@@ -146,13 +147,12 @@ async def run_session(config: ApiConfig) -> list[int]:
     async def realtime(websocket: WebSocket) -> None:
         await websocket.accept()
         for number in range(2):
-            generation = await state.require_generator().submit(
-                OmniRequest(f"resp_{number}", (ChatMessage("user", (TextPart("hi"),)),))
-            )
+            answer = AnswerStream(state.require_generator(), state, f"resp_{number}")
+            await answer.submit(OmniRequest(f"resp_{number}", (ChatMessage("user", (TextPart("hi"),)),)))
             if number == 0:
-                async for _ in generation:
+                async for _ in answer.events():
                     pass
-            await generation.aclose()
+            await answer.aclose()
             record = current_request()
             assert record is not None
             kept.append(len(record.answers))

@@ -23,6 +23,7 @@ from omni_server.api.server import run_server
 from omni_server.api.state import ServerState
 from omni_server.api.tracing import open_tracer
 from omni_server.errors import ConfigError, InvalidRequestError, StageDeadError, StageError
+from omni_server.generation import Deliver
 from omni_server.types import Finished, OmniRequest, StageTimes, WindowTimes
 from tests.unit.api.clients import SPEECH, URL, chat, error_of, http_client, post
 from tests.unit.api.collector import Collector, attributes
@@ -133,8 +134,8 @@ async def test_spoken_answer_has_a_span_for_each_stage_in_the_callers_trace(
 
 async def test_spans_of_stages_begin_when_the_stages_received_the_request(collector: Collector) -> None:
     class SlowToReturn(FakeGenerator):
-        async def submit(self, request: OmniRequest) -> FakeGeneration:
-            generation = await super().submit(request)
+        async def submit(self, request: OmniRequest, deliver: Deliver) -> FakeGeneration:
+            generation = await super().submit(request, deliver)
             self.received_ns = time.time_ns()
             await asyncio.sleep(0.1)
             return generation

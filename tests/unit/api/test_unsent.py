@@ -3,20 +3,20 @@
 import asyncio
 import json
 from collections.abc import Callable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from omni_server.api.answer_stream import follow
+from omni_server.api.answer_stream import AnswerStream
 from omni_server.api.state import ServerState
 from omni_server.api.unsent import UnsentBudget, size_of
 from omni_server.errors import InvalidRequestError
 from omni_server.types import AudioDelta, SampledToken, TextDelta, TokenLogprob
-from tests.unit.api.clients import SPEECH, URL, chat
-from tests.unit.api.fake_generator import FakeGeneration, FakeGenerator, Hang, ScriptEntry, finished
+from tests.unit.api.clients import SPEECH, URL, answer_of, chat
+from tests.unit.api.fake_generator import FakeGenerator, Hang, ScriptEntry, finished
 from tests.unit.api.schema import check_error
 from tests.unit.api.test_auth import KEY, bearer
 from tests.unit.api.test_server import QUIET, Life, client_of, served
@@ -39,19 +39,24 @@ async def become(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def untaken(state: ServerState, generation: FakeGeneration) -> Any:
-    """The feed of a reader who takes the first event and then nothing for as long as events come."""
-    events = follow([generation], state)
+async def take_one(answer: AnswerStream, state: ServerState, generator: FakeGenerator) -> Any:
+    """The events of a reader who takes the first and then nothing for as long as events come."""
+    events = answer.events()
     await anext(events)
     nearly_all = SIZE - 2 * size_of(AudioDelta(0, SECOND))
-    await become(lambda: generation.closed.is_set() or state.unsent.num_bytes >= nearly_all)
+    await become(lambda: closed(generator) or state.unsent.num_bytes >= nearly_all)
     return events
 
 
+def closed(generator: FakeGenerator) -> bool:
+    return all(generation.closed.is_set() for generation in generator.generations)
+
+
 async def test_a_generation_is_ended_when_too_much_of_it_waits() -> None:
-    state, generation = state_of(MIB), FakeGeneration("a", [*MINUTES, Hang()])
-    async with aclosing(await asyncio.wait_for(untaken(state, generation), 10)) as events:
-        assert generation.num_closed == 1, "the reader did not have to come back for that"
+    state, generator = state_of(MIB), FakeGenerator()
+    async with answer_of(state, [*MINUTES, Hang()], generator=generator) as answer:
+        events = await asyncio.wait_for(take_one(answer, state, generator), 10)
+        assert closed(generator), "the reader did not have to come back for that"
         assert state.unsent.num_bytes == 0
         with pytest.raises(InvalidRequestError, match="reads too slowly") as raised:
             await anext(events)
@@ -59,30 +64,32 @@ async def test_a_generation_is_ended_when_too_much_of_it_waits() -> None:
 
 
 async def test_as_much_as_is_allowed_may_wait_and_is_given_back() -> None:
-    state, generation = state_of(SIZE), FakeGeneration("a", [*MINUTES, finished()])
-    async with aclosing(await asyncio.wait_for(untaken(state, generation), 10)) as events:
+    state, generator = state_of(SIZE), FakeGenerator()
+    async with answer_of(state, [*MINUTES, finished()], generator=generator) as answer:
+        events = await asyncio.wait_for(take_one(answer, state, generator), 10)
         assert state.unsent.num_bytes > SIZE // 2
         assert len([event async for event in events]) == len(MINUTES)
     assert state.unsent.num_bytes == 0
 
 
 async def test_what_a_reader_leaves_behind_is_given_back() -> None:
-    state, generation = state_of(SIZE), FakeGeneration("a", [*MINUTES, Hang()])
-    events = await asyncio.wait_for(untaken(state, generation), 10)
-    await events.aclose()
+    state, generator = state_of(SIZE), FakeGenerator()
+    async with answer_of(state, [*MINUTES, Hang()], generator=generator) as answer:
+        await (await asyncio.wait_for(take_one(answer, state, generator), 10)).aclose()
     assert state.unsent.num_bytes == 0
 
 
 async def test_of_all_answers_the_one_with_the_most_is_dropped() -> None:
-    state = state_of(1024 * MIB, SIZE + SIZE // 2)
-    greedy, modest = (
-        FakeGeneration("a", [*MINUTES, Hang()]),
-        FakeGeneration("b", [*MINUTES[:100], finished()]),
-    )
-    async with aclosing(await untaken(state, greedy)) as first, aclosing(follow([modest], state)) as second:
+    state, script = state_of(1024 * MIB, SIZE + SIZE // 2), [*MINUTES[:100], finished()]
+    generator = FakeGenerator()
+    async with (
+        answer_of(state, [*MINUTES, Hang()], generator=generator) as greedy,
+        answer_of(state, script) as modest,
+    ):
+        first, second = await take_one(greedy, state, generator), modest.events()
         await anext(second)
-        third = FakeGeneration("c", [*MINUTES[:100], finished()])
-        async with aclosing(follow([third], state)) as others:
+        async with answer_of(state, script) as another:
+            others = another.events()
             await anext(others)
             await become(lambda: 0 < state.unsent.num_bytes < SIZE)
             with pytest.raises(InvalidRequestError):
@@ -93,12 +100,11 @@ async def test_of_all_answers_the_one_with_the_most_is_dropped() -> None:
 
 async def test_choices_share_what_may_wait() -> None:
     text: list[ScriptEntry] = [TextDelta("x" * 1000, (1,))] * 2000
-    state = state_of(MIB)
-    generations = [FakeGeneration("a", [*text, Hang()]), FakeGeneration("b", [*text, Hang()])]
-    async with aclosing(follow(generations, state)) as events:
+    state, generator = state_of(MIB), FakeGenerator()
+    async with answer_of(state, [*text, Hang()], [*text, Hang()], generator=generator) as answer:
+        events = answer.events()
         await anext(events)
-        async with asyncio.timeout(10):
-            await asyncio.gather(*(generation.closed.wait() for generation in generations))
+        await asyncio.wait_for(become(lambda: closed(generator)), 10)
         with pytest.raises(InvalidRequestError, match="reads too slowly"):
             await anext(events)
     assert state.unsent.num_bytes == 0

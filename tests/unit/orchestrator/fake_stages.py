@@ -21,16 +21,18 @@ from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.errors import CorruptDataError
 from omni_server.family import CodecLayout, DecoderWindow, Frame, TextRows
 from omni_server.metrics.replica_name import split_replica_name
-from omni_server.orchestrator.caller_turns import CallerTurns
-from omni_server.orchestrator.request_run import ArTask, AudioTask, RequestRun, TextOutput
+from omni_server.orchestrator.fair_share import FairShareQueue
+from omni_server.orchestrator.orchestrator import Orchestrator
+from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
 from omni_server.orchestrator.speech_decoding import SpeechDecoding
-from omni_server.orchestrator.speech_scheduler import ComingStreams, SpeechScheduler
+from omni_server.orchestrator.speech_scheduler import PendingStreams, SpeechScheduler
+from omni_server.orchestrator.speech_tasks import ArTask, AudioTask, TextOutput
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.images import StageEvent
 from omni_server.protocol.rows import AddressedFeed, RowsFeed, RowsPayload, Segment, SharedBlock
-from omni_server.types import FinishReason, OmniEvent, PromptTokens, SampledToken
+from omni_server.types import Finished, FinishReason, OmniEvent, OmniRequest, PromptTokens, SampledToken
 
 PROMPT_IDS = (11, 12, 13)
 NUM_PROMPT = len(PROMPT_IDS)
@@ -233,6 +235,39 @@ class FakeCodecEdge:
         return windows
 
 
+class ReadRun:
+    """A request and its events. Leaving the iteration ends it."""
+
+    run: RequestRun
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[OmniEvent | Exception] = asyncio.Queue()
+        self.deliver = self._events.put_nowait
+        self._is_over = False
+
+    async def __aiter__(self) -> AsyncGenerator[OmniEvent, None]:
+        try:
+            while not self._is_over:
+                event = await self._events.get()
+                self._is_over = isinstance(event, Finished | Exception)
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        await self.run.aclose()
+
+
+async def submit(
+    orchestrator: Orchestrator, request: OmniRequest, pinned_engine: EngineHandle | None = None
+) -> ReadRun:
+    read = ReadRun()
+    read.run = await orchestrator.submit(request, read.deliver, pinned_engine)
+    return read
+
+
 @dataclass
 class Stages:
     """A request's surroundings. `blocks` are the references to shared memory that the thinker has sent."""
@@ -259,15 +294,16 @@ class Stages:
         reply: tuple[int, ...] | None = None,
         frames: TokenFrames = ONE_CODEBOOK,
         text_rows: TextRows | None = None,
-    ) -> RequestRun:
+    ) -> ReadRun:
         """`reply` are the tokens of a given text, "given". With `text_rows`, text reaches the talker as ids;
         its prompt has one more position than they."""
         prompt = RenderedPrompt(PROMPT_IDS, None)
         if reply is not None:
             prompt = RenderedPrompt(PROMPT_IDS + reply, None, "given", len(reply))
-        run, speaker = RequestRun("request", CallerTurns().take("caller")), None
+        read, speaker = ReadRun(), None
+        run = read.run = RequestRun("request", FairShareQueue().take("caller"), read.deliver)
         if speech:
-            run.audio = AudioTask(
+            audio = AudioTask(
                 run, "talker", decoding=self.decoding(frames), edge=self.edge, stop_ids=(STOP_CODE,)
             )
             talker = Stage("talker", [cast(ArHandle, self.talker)])
@@ -277,9 +313,9 @@ class Stages:
             if text_rows is not None:
                 feeder = TextRowFeeder(self.talker.outbox.drop, text_rows, is_limited=is_limited)
                 talker_prompt = (8,) * (len(text_rows.row_ids) + 1)
-            run.add(run.audio)
-            speaker = run.add(ArTask(run, talker, talker_prompt, SamplingParams(), run.audio, source=feeder))
-        run.text = TextOutput(
+            run.add(audio)
+            speaker = run.add(ArTask(run, talker, talker_prompt, SamplingParams(), audio, source=feeder))
+        text = TextOutput(
             run,
             "thinker",
             prompt,
@@ -289,7 +325,7 @@ class Stages:
         )
         thinker = Stage("thinker", [cast(ArHandle, self.thinker)])
         entry = run.choose(thinker)
-        run.add(ArTask(run, thinker, prompt, SamplingParams(), run.text, speaker=speaker, handle=entry))
+        run.add(ArTask(run, thinker, prompt, SamplingParams(), text, speaker=speaker, handle=entry))
         run.start(
             PromptTokens(NUM_PROMPT, NUM_PROMPT, 0, 0, 0),
             deadline_s=deadline_s,
@@ -297,11 +333,11 @@ class Stages:
             on_corrupt=self.corrupt.append,
             on_end=self.ended.append,
         )
-        return run
+        return read
 
     def decoding(self, frames: TokenFrames) -> SpeechDecoding:
-        coming, plan = ComingStreams(), ChunkPlan()
-        scheduler = SpeechScheduler(plan, CodecLayout(CODES_PER_WINDOW, SAMPLES_PER_CODE), coming)
+        pending, plan = PendingStreams(), ChunkPlan()
+        scheduler = SpeechScheduler(plan, CodecLayout(CODES_PER_WINDOW, SAMPLES_PER_CODE), pending)
         return SpeechDecoding(
             decoder=Stage("code2wav", [cast(DiffusionHandle, self.code2wav)]),
             factory=lambda *_, **__: self.edge,
@@ -309,7 +345,7 @@ class Stages:
             layout=CodecLayout(CODES_PER_OUTPUT, SAMPLES_PER_CODE),
             frames=frames,
             schedulers={"code2wav": scheduler},
-            coming=coming,
+            pending=pending,
         )
 
     def rows(self, *, num_generated: int) -> None:
@@ -360,7 +396,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def collected(run: RequestRun) -> list[OmniEvent]:
+async def collected(run: ReadRun) -> list[OmniEvent]:
     return [event async for event in run]
 
 

@@ -14,7 +14,7 @@ from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import EngineLife
 from omni_server.orchestrator.request_timeline import RequestTimeline
-from omni_server.orchestrator.speech_scheduler import ComingStreams, SpeechScheduler
+from omni_server.orchestrator.speech_scheduler import PendingStreams, SpeechScheduler
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.protocol.images import StageEvent
 from omni_server.types import SAMPLE_RATE_HZ, AudioDelta
@@ -177,7 +177,7 @@ class Simulation:
         carry = pacing.max_outstanding_windows in (None, 1)
         given = {} if plan is None else plan.model_dump()
         self._plan = Code2WavChunks.model_validate(given | {"pacing": pacing, "carry": carry})
-        self.scheduler = SpeechScheduler(self._plan, LAYOUT, ComingStreams(), clock=clock)
+        self.scheduler = SpeechScheduler(self._plan, LAYOUT, PendingStreams(), clock=clock)
 
     def utterance(self, name: str, caller: str = "") -> Utterance:
         pieces: list[tuple[float, AudioDelta]] = []

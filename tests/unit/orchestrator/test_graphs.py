@@ -32,7 +32,7 @@ from omni_server.types import (
 from tests.toy_families.decoding import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME
 from tests.toy_families.speech_only import NUM_CODEBOOKS, SpeechModel
 from tests.toy_families.toy import END
-from tests.unit.orchestrator.fake_stages import FakeCode2Wav, collected, only, settle
+from tests.unit.orchestrator.fake_stages import FakeCode2Wav, collected, only, settle, submit
 from tests.unit.orchestrator.test_orchestrator import FakeEntry
 
 OUTPUT_RATE_HZ = 24_000
@@ -99,7 +99,7 @@ async def test_audio_of_any_rate_is_as_long_as_its_frames_and_without_a_click(
     num_frames = 25
     assert SpeechModel.codec is not None
     server = SpeechOnly(replace(SpeechModel.codec, sample_rate_hz=rate_hz))
-    events = asyncio.create_task(collected(await server.orchestrator().submit(request())))
+    events = asyncio.create_task(collected(await submit(server.orchestrator(), request())))
     await settle()
     tokens = [*range(NUM_CODEBOOKS * num_frames), 7, 7, END]
     while len(tokens) > 3:
@@ -126,7 +126,7 @@ async def test_audio_of_any_rate_is_as_long_as_its_frames_and_without_a_click(
 async def test_warm_up_reaches_the_decoder_however_many_codebooks_a_frame_has() -> None:
     server = SpeechOnly()
     wanted = warm_up_request(server.config, is_greedy=True)
-    events = asyncio.create_task(collected(await server.orchestrator().submit(wanted)))
+    events = asyncio.create_task(collected(await submit(server.orchestrator(), wanted)))
     await settle()
     (params,) = server.speaker.params
     assert params.max_tokens == params.min_tokens == 4 * NUM_CODEBOOKS
@@ -155,11 +155,11 @@ async def test_what_only_text_can_have_is_refused_by_a_model_that_writes_none() 
     orchestrator = SpeechOnly().orchestrator()
     tools = ToolUse((FunctionTool("go", "{}", "{}"),), frozenset({"go"}))
     with pytest.raises(InvalidRequestError, match="writes no text") as refused:
-        await orchestrator.submit(request(tools=tools))
+        await submit(orchestrator, request(tools=tools))
     assert refused.value.param == "tools"
     with pytest.raises(InvalidRequestError, match="writes no text") as refused:
-        await orchestrator.submit(
-            request(structured_output=StructuredOutput("json", "{}", "response_format"))
+        await submit(
+            orchestrator, request(structured_output=StructuredOutput("json", "{}", "response_format"))
         )
     assert refused.value.param == "response_format"
     assert orchestrator.num_running == 0

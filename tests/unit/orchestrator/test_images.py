@@ -25,7 +25,7 @@ from omni_server.types import ChatMessage, OmniRequest, TextPart
 from omni_server.types.images import ImageOutput, ImageSize
 from tests.toy_families import image_only
 from tests.toy_families.image_only import ImageModel
-from tests.unit.orchestrator.fake_stages import FakeEngine, collected, settle
+from tests.unit.orchestrator.fake_stages import FakeEngine, collected, settle, submit
 
 
 class FakePainter(FakeEngine):
@@ -82,7 +82,7 @@ def painter() -> FakePainter:
 
 async def test_a_size_that_is_not_offered_is_refused(painter: FakePainter) -> None:
     with pytest.raises(InvalidRequestError, match="32x32, 48x32") as refusal:
-        await orchestrator_of(painter).submit(request(ImageSize(8, 8)))
+        await submit(orchestrator_of(painter), request(ImageSize(8, 8)))
     assert refusal.value.param == "size"
     assert painter.payloads == []
 
@@ -92,7 +92,7 @@ async def test_a_prompt_longer_than_the_stage_takes_is_refused(
 ) -> None:
     monkeypatch.setattr(image_only, "PIXELS_PER_TOKEN", 8)
     with pytest.raises(InvalidRequestError) as refusal:
-        await orchestrator_of(painter).submit(request())
+        await submit(orchestrator_of(painter), request())
     assert refusal.value.code == "context_length_exceeded"
 
 
@@ -107,7 +107,7 @@ async def test_rendering_does_not_block_the_event_loop(
         return render(self, *args, **kwargs)
 
     monkeypatch.setattr(ImageModel, "image_prompt", slow)
-    submitting = asyncio.create_task(orchestrator_of(painter).submit(request()))
+    submitting = asyncio.create_task(submit(orchestrator_of(painter), request()))
     await settle()
     go_on.set()
     assert len(await collected(await submitting)) == 2
@@ -115,7 +115,7 @@ async def test_rendering_does_not_block_the_event_loop(
 
 async def test_a_deadline_ends_it(painter: FakePainter) -> None:
     painter.gate.clear()
-    run = await orchestrator_of(painter).submit(replace(request(), deadline_s=0.05))
+    run = await submit(orchestrator_of(painter), replace(request(), deadline_s=0.05))
     with pytest.raises(DeadlineExceededError):
         await asyncio.wait_for(collected(run), 5)
     assert painter.num_active == 0

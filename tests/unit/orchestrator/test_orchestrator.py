@@ -53,7 +53,14 @@ from omni_server.types import (
     VideoPart,
 )
 from omni_server.types.images import ImageFeatures, ImageOutput, ImageSize
-from tests.unit.orchestrator.fake_stages import FakeArStage, FakeCode2Wav, FakeCodecEdge, collected, settle
+from tests.unit.orchestrator.fake_stages import (
+    FakeArStage,
+    FakeCode2Wav,
+    FakeCodecEdge,
+    collected,
+    settle,
+    submit,
+)
 
 MAX_MODEL_LEN = 64
 AUDIO, IMAGE, VIDEO = 901, 902, 903
@@ -190,7 +197,7 @@ def request(request_id: str = "a", *, voice: str | None = None, speech: bool = T
 
 async def sampling_of(pipeline: Pipeline, request: OmniRequest) -> tuple[SamplingParams, SamplingParams]:
     """What the thinker and the talker are given. The talker is, as soon as the prompt's rows have come."""
-    run = await pipeline.orchestrator.submit(request)
+    run = await submit(pipeline.orchestrator, request)
     await settle()
     sink, num_prompt = pipeline.thinker.stream.row_sink, len(pipeline.thinker.prompt)
     assert sink is not None
@@ -203,8 +210,8 @@ async def sampling_of(pipeline: Pipeline, request: OmniRequest) -> tuple[Samplin
 
 async def test_prompt_tokens_are_counted_by_what_they_stand_for() -> None:
     pipeline = Pipeline()
-    run = await pipeline.orchestrator.submit(request())
-    counted = run.prompt
+    run = await submit(pipeline.orchestrator, request())
+    counted = run.run.prompt
     assert (counted.total, counted.text, counted.audio, counted.image, counted.video) == (6, 2, 2, 1, 1)
     await run.aclose()
 
@@ -227,18 +234,18 @@ async def test_text_that_cannot_fit_is_refused_before_it_is_rendered(monkeypatch
     wanted = replace(request(), messages=messages)
     pipeline.thinker.max_chars = 7
     with pytest.raises(InvalidRequestError) as error:
-        await pipeline.orchestrator.submit(wanted)
+        await submit(pipeline.orchestrator, wanted)
     assert error.value.code == "context_length_exceeded"
     assert rendered == []
     pipeline.thinker.max_chars = 8
-    await (await pipeline.orchestrator.submit(wanted)).aclose()
+    await (await submit(pipeline.orchestrator, wanted)).aclose()
     assert rendered == [messages]
 
 
 async def test_a_given_text_that_does_not_fit_the_thinkers_context_is_refused() -> None:
     wanted = replace(request(), speech=SpeechOutput(text="x" * (MAX_MODEL_LEN - 6)))
     with pytest.raises(InvalidRequestError) as error:
-        await Pipeline().orchestrator.submit(wanted)
+        await submit(Pipeline().orchestrator, wanted)
     assert error.value.code == "context_length_exceeded"
 
 
@@ -248,15 +255,15 @@ async def test_a_heard_video_is_refused_by_a_model_that_hears_none() -> None:
     pipeline = Pipeline()
     wanted = replace(request(), messages=(ChatMessage("user", (replace(frames, audio=track),)),))
     with pytest.raises(InvalidRequestError, match="does not hear the audio track"):
-        await pipeline.orchestrator.submit(wanted)
+        await submit(pipeline.orchestrator, wanted)
     silent = replace(request(), messages=(ChatMessage("user", (frames,)),))
-    await (await pipeline.orchestrator.submit(silent)).aclose()
+    await (await submit(pipeline.orchestrator, silent)).aclose()
 
 
 async def test_two_requests_cannot_have_one_id_even_when_both_are_being_admitted() -> None:
     pipeline = Pipeline()
     pipeline.thinker.gate.clear()
-    submitted = [asyncio.create_task(pipeline.orchestrator.submit(request("same"))) for _ in range(2)]
+    submitted = [asyncio.create_task(submit(pipeline.orchestrator, request("same"))) for _ in range(2)]
     await settle()
     pipeline.thinker.gate.set()
     run = await submitted[0]
@@ -269,7 +276,7 @@ async def test_two_requests_cannot_have_one_id_even_when_both_are_being_admitted
 async def test_a_cancelled_submission_leaves_nothing() -> None:
     pipeline = Pipeline()
     pipeline.thinker.gate.clear()
-    submitted = asyncio.create_task(pipeline.orchestrator.submit(request()))
+    submitted = asyncio.create_task(submit(pipeline.orchestrator, request()))
     await settle()
     submitted.cancel()
     await asyncio.wait([submitted])
@@ -278,7 +285,7 @@ async def test_a_cancelled_submission_leaves_nothing() -> None:
 
 
 async def test_a_deadline_of_zero_is_a_deadline() -> None:
-    run = await Pipeline().orchestrator.submit(replace(request(), deadline_s=0.0))
+    run = await submit(Pipeline().orchestrator, replace(request(), deadline_s=0.0))
     with pytest.raises(DeadlineExceededError):
         await asyncio.wait_for(collected(run), 5)
 
@@ -288,14 +295,14 @@ async def test_a_deadline_counts_from_when_the_request_began() -> None:
     pipeline.thinker.gate.clear()
     late = replace(request(), deadline_s=60.0, began_at=time.monotonic() - 61.0)
     with pytest.raises(DeadlineExceededError):
-        await asyncio.wait_for(pipeline.orchestrator.submit(late), 5)
+        await asyncio.wait_for(submit(pipeline.orchestrator, late), 5)
     assert pipeline.orchestrator.num_running == 0
 
 
 async def test_request_whose_prompt_is_being_read_fails_at_once_when_the_thinker_dies() -> None:
     pipeline = Pipeline()
     pipeline.thinker.gate.clear()
-    submitting = asyncio.create_task(pipeline.orchestrator.submit(request()))
+    submitting = asyncio.create_task(submit(pipeline.orchestrator, request()))
     await settle()
     pipeline.thinker.life.went_down("its engine process was killed (SIGKILL)")
     with pytest.raises(StageDeadError, match="SIGKILL"):
@@ -305,7 +312,7 @@ async def test_request_whose_prompt_is_being_read_fails_at_once_when_the_thinker
 
 async def test_closing_ends_running_requests_and_refuses_new_ones() -> None:
     pipeline = Pipeline()
-    run = await pipeline.orchestrator.submit(request())
+    run = await submit(pipeline.orchestrator, request())
     events = asyncio.create_task(collected(run))
     await settle()
     await pipeline.orchestrator.close()
@@ -313,13 +320,13 @@ async def test_closing_ends_running_requests_and_refuses_new_ones() -> None:
         await asyncio.wait_for(events, 5)
     assert pipeline.orchestrator.num_running == 0
     with pytest.raises(OverloadedError, match="shutting down"):
-        await pipeline.orchestrator.submit(request())
+        await submit(pipeline.orchestrator, request())
 
 
 async def test_a_request_in_admission_is_refused_when_the_server_closes() -> None:
     pipeline = Pipeline()
     pipeline.thinker.gate.clear()
-    submitted = asyncio.create_task(pipeline.orchestrator.submit(request()))
+    submitted = asyncio.create_task(submit(pipeline.orchestrator, request()))
     await settle()
     await pipeline.orchestrator.close()
     pipeline.thinker.gate.set()
@@ -337,7 +344,7 @@ async def test_a_prompt_that_is_refused_after_rendering_reaches_no_stage(
 ) -> None:
     pipeline = Pipeline()
     with pytest.raises(InvalidRequestError):
-        await pipeline.orchestrator.submit(replace(request(), sampling=sampling))
+        await submit(pipeline.orchestrator, replace(request(), sampling=sampling))
     assert not pipeline.thinker.prompts
     assert pipeline.orchestrator.num_running == 0
 
@@ -361,11 +368,11 @@ async def test_limits_of_a_request_must_fit_the_stages_context(stage: str, name:
         return replace(request(), sampling={stage: limit})
 
     pipeline = Pipeline(thinker_defaults=NO_DEFAULTS)
-    await (await pipeline.orchestrator.submit(asking_for(MAX_MODEL_LEN - num_prompt))).aclose()
+    await (await submit(pipeline.orchestrator, asking_for(MAX_MODEL_LEN - num_prompt))).aclose()
     with pytest.raises(
         InvalidRequestError, match=rf"is {MAX_MODEL_LEN} .* needs {MAX_MODEL_LEN + 1}\."
     ) as error:
-        await pipeline.orchestrator.submit(asking_for(MAX_MODEL_LEN - num_prompt + 1))
+        await submit(pipeline.orchestrator, asking_for(MAX_MODEL_LEN - num_prompt + 1))
     assert (error.value.code, error.value.param) == ("context_length_exceeded", param)
     assert pipeline.orchestrator.num_running == 0
 
@@ -388,10 +395,10 @@ async def test_a_prompt_that_can_be_shortened_must_leave_room_for_the_default_li
     pipeline.thinker.prompt = (10,) * (MAX_MODEL_LEN - 8)
     long = replace(request(), can_be_shortened=True)
     with pytest.raises(InvalidRequestError) as error:
-        await pipeline.orchestrator.submit(long)
+        await submit(pipeline.orchestrator, long)
     assert error.value.code == "context_length_exceeded"
     pipeline.thinker.prompt = (10,) * (MAX_MODEL_LEN - 9)
-    await (await pipeline.orchestrator.submit(long)).aclose()
+    await (await submit(pipeline.orchestrator, long)).aclose()
 
 
 async def test_with_room_enough_the_stage_configs_limit_holds() -> None:
@@ -403,5 +410,5 @@ async def test_a_prompt_that_fills_the_talkers_context_is_refused() -> None:
     pipeline = Pipeline()
     pipeline.talker.max_model_len = 8  # six tokens, two more, and none left to speak
     with pytest.raises(InvalidRequestError) as error:
-        await pipeline.orchestrator.submit(request())
+        await submit(pipeline.orchestrator, request())
     assert error.value.code == "context_length_exceeded"

@@ -14,7 +14,6 @@ from omni_server.engine.engine_handle import Stage
 from omni_server.errors import StageDeadError, StageDownError
 from omni_server.family import CodecLayout, FamilyModel
 from omni_server.orchestrator.orchestrator import Orchestrator
-from omni_server.orchestrator.request_run import RequestRun
 from omni_server.protocol.rows import RowsPayload, Segment, SharedBlock
 from omni_server.types import Finished, OmniEvent
 from tests.unit.orchestrator.fake_stages import (
@@ -22,9 +21,11 @@ from tests.unit.orchestrator.fake_stages import (
     SAMPLES_PER_CODE,
     FakeCode2Wav,
     FakeStream,
+    ReadRun,
     collected,
     kinds,
     settle,
+    submit,
 )
 from tests.unit.orchestrator.test_orchestrator import FAMILY, MAX_MODEL_LEN, FakeEntry, FakeFamily, request
 
@@ -40,7 +41,7 @@ class Family(FakeFamily):
 class Spoken:
     """A spoken request, on its way through one stream of each language model."""
 
-    run: RequestRun
+    run: ReadRun
     thinker: FakeStream
     num_prompt: int
     events: asyncio.Task[list[OmniEvent]] = field(init=False)
@@ -100,10 +101,10 @@ class Replicas:
         )
         self._num_spoken = 0
 
-    async def speak(self, through: FakeEntry | FakeCode2Wav | None = None) -> Spoken:
+    async def speak(self, pinned_engine: FakeEntry | FakeCode2Wav | None = None) -> Spoken:
         before = {id(stream) for one in self.thinkers for stream in one.streams}
         self._num_spoken += 1
-        run = await self.orchestrator.submit(request(f"r{self._num_spoken}"), cast(Any, through))
+        run = await submit(self.orchestrator, request(f"r{self._num_spoken}"), cast(Any, pinned_engine))
         await settle()
         (stream,) = (s for one in self.thinkers for s in one.streams if id(s) not in before)
         return Spoken(run, stream, len(self.thinkers[0].prompt))
@@ -161,7 +162,7 @@ async def test_a_request_stays_with_its_engines_to_its_end() -> None:
 async def test_a_warm_up_goes_through_the_engine_that_it_is_for() -> None:
     replicas = Replicas()
     for _ in range(2):
-        one = await replicas.speak(through=replicas.talkers[1])
+        one = await replicas.speak(pinned_engine=replicas.talkers[1])
         await one.send_rows()
     assert replicas.loads()[1] == [0, 2]
 
@@ -207,7 +208,7 @@ async def test_a_stage_is_down_when_no_engine_of_it_is_up() -> None:
     assert down is not None
     assert (down.stage, down.code) == ("talker", "talker_down")
     with pytest.raises(StageDownError):
-        await replicas.orchestrator.submit(request())
+        await submit(replicas.orchestrator, request())
 
 
 # -- an engine that is to be replaced

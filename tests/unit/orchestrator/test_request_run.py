@@ -42,7 +42,7 @@ async def test_text_and_speech_come_as_they_are_made() -> None:
     got = await events
     assert kinds(got) == [
         "TextDelta", "TextDelta", "CodecDelta", "AudioDelta",
-        "TextDelta", "TextDone", "CodecDelta", "AudioDelta", "Finished",
+        "TextDelta", "CodecDelta", "AudioDelta", "Finished",
     ]  # fmt: skip
     assert "".join(event.text for event in got if isinstance(event, TextDelta)) == "t0 t1 t2 "
     assert [event.codes for event in got if isinstance(event, CodecDelta)] == [(1, 2), (3,)]
@@ -63,7 +63,7 @@ async def test_a_given_text_without_tokens_has_no_sound() -> None:
     stages.rows(num_generated=0)
     stages.thinker.stream.send(99, text="sampled", finish="length")
     got = await events
-    assert kinds(got) == ["TextDelta", "TextDone", "Finished"]
+    assert kinds(got) == ["TextDelta", "Finished"]
     assert stages.is_released()
 
 
@@ -91,14 +91,14 @@ async def test_an_output_without_tokens_is_no_event() -> None:
     stages.thinker.stream.send()
     stages.thinker.stream.send(1, text="", finish=None)
     stages.thinker.stream.send(finish="stop")
-    assert kinds(await events) == ["TextDelta", "TextDone", "Finished"]
+    assert kinds(await events) == ["TextDelta", "Finished"]
 
 
 async def test_a_reply_of_one_token_has_no_sound_and_releases_the_talker() -> None:
     stages, events = asked()
     await write(stages, 1)
     got = await asyncio.wait_for(events, 5)
-    assert kinds(got) == ["TextDelta", "TextDone", "Finished"]
+    assert kinds(got) == ["TextDelta", "Finished"]
     assert stages.talker.stream.num_closed == 1
     assert all(feed.final_length is None for feed in stages.talker.stream.feeds), "it would start to speak"
     assert stages.is_released()

@@ -11,9 +11,9 @@ import pytest
 from omni_server.config.chunk_plan import BusyChunks, ChunkPlan, PacingConfig
 from omni_server.orchestrator.speech_scheduler import (
     MIN_RECHECK_S,
-    ComingStreams,
     LeadLimiter,
-    PlayoutBuffer,
+    PendingStreams,
+    PlayoutClock,
     SpeechScheduler,
     WindowRamp,
 )
@@ -115,13 +115,13 @@ async def test_who_has_no_credit_and_waits_does_not_count_among_many() -> None:
 
 
 def test_streams_without_a_frame_count_in_equal_parts_for_each_decoder() -> None:
-    coming = ComingStreams(num_decoders=2)
-    first, second = (SpeechScheduler(PLAYED, LAYOUT, coming, clock=float) for _ in range(2))
+    pending = PendingStreams(num_decoders=2)
+    first, second = (SpeechScheduler(PLAYED, LAYOUT, pending, clock=float) for _ in range(2))
     with ExitStack() as streams:
         for _ in range(5):
-            streams.enter_context(coming.stream())
+            streams.enter_context(pending.stream())
         assert (first.num_streams, second.num_streams) == (3, 3)
-        streams.enter_context(first.stream(PlayoutBuffer(first, lambda: None, "caller")))
+        streams.enter_context(first.stream(PlayoutClock(first, lambda: None, "caller")))
         assert (first.num_streams, second.num_streams) == (4, 3)
     assert (first.num_streams, second.num_streams) == (0, 0)
 
@@ -155,14 +155,14 @@ class Listener:
 
     def __init__(self, scheduler: SpeechScheduler, stack: ExitStack, *, has_ramp: bool = True) -> None:
         self.heard_at: list[float] = []
-        self.buffer = PlayoutBuffer(scheduler, lambda: self.heard_at.append(clock()), "caller")
+        self.buffer = PlayoutClock(scheduler, lambda: self.heard_at.append(clock()), "caller")
         if has_ramp:
             self.buffer.ramp = WindowRamp(PLAYED, LAYOUT, PLAYED.new_blocks)
         stack.enter_context(scheduler.stream(self.buffer))
 
     def window(self, num_codes: int = 24) -> None:
         self.buffer.window_sent()
-        self.buffer.window_back(num_codes)
+        self.buffer.window_completed(num_codes)
 
     async def talk(self, *block_s: float) -> None:
         for seconds in block_s:
@@ -172,7 +172,9 @@ class Listener:
 
 def new_scheduler(max_start_delay_s: float = 2.0) -> SpeechScheduler:
     pacing = PacingConfig(max_start_delay_s=max_start_delay_s)
-    return SpeechScheduler(PLAYED.model_copy(update={"pacing": pacing}), LAYOUT, ComingStreams(), clock=clock)
+    return SpeechScheduler(
+        PLAYED.model_copy(update={"pacing": pacing}), LAYOUT, PendingStreams(), clock=clock
+    )
 
 
 @in_virtual_time
@@ -183,9 +185,9 @@ async def test_what_a_warm_up_took_holds_no_stream() -> None:
         await first.talk(3.0, 3.0)
         first.buffer.window_sent()
         await asyncio.sleep(0.9)
-        first.buffer.window_back(24)
+        first.buffer.window_completed(24)
         first.buffer.finish()
-        scheduler.forget()
+        scheduler.reset()
         await stream.talk(0.1, 0.1)
         came_back_at = clock()
         stream.window()
@@ -220,7 +222,7 @@ async def test_all_whose_windows_come_back_together_are_heard_together_where_all
             stream.buffer.window_sent()
         await asyncio.sleep(0.01)
         for stream in streams:
-            stream.buffer.window_back(24)
+            stream.buffer.window_completed(24)
         await asyncio.sleep(0.2)
         assert len(streams) == sum(len(stream.heard_at) for stream in streams)
 

@@ -93,7 +93,7 @@ async def test_windows_of_a_caller_do_not_wait_for_all_overdue_ones_of_another()
     order = [name.removesuffix("-0") for name in code2wav.computed if not name.startswith("leaving")]
     assert order[8:12] == ["patient0", "busy8", "patient1", "busy9"]
     assert [name for name in order if name.startswith("busy")] == [f"busy{n}" for n in range(20)]
-    assert simulation.scheduler.turns.enter("new", 9.0, 99.0, not_before=0.0) == 9.0  # none is left
+    assert simulation.scheduler.fairness.enter("new", 9.0, 99.0, not_before=0.0) == 9.0  # none is left
 
 
 @in_virtual_time

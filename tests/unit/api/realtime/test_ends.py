@@ -7,7 +7,7 @@ import pytest
 from omni_server.api.config import ApiConfig
 from omni_server.api.state import ServerState
 from omni_server.errors import OverloadedError
-from omni_server.types import AudioDelta, TextDelta, TextDone
+from omni_server.types import AudioDelta, TextDelta
 from tests.unit.api.fake_generator import (
     FakeGenerator,
     Hang,
@@ -65,7 +65,7 @@ async def test_a_session_that_has_lasted_its_time_is_closed() -> None:
 
 async def test_an_idle_session_is_closed_but_not_while_it_is_answered() -> None:
     go_on = asyncio.Event()
-    script: list[ScriptEntry] = [TextDelta("a", (1,)), Wait(go_on), TextDone("stop"), finished()]
+    script: list[ScriptEntry] = [TextDelta("a", (1,)), Wait(go_on), finished()]
     async with RealtimeClient(
         FakeGenerator(script=script), config=ApiConfig(realtime_idle_timeout_s=0.05)
     ) as client:
@@ -82,7 +82,7 @@ async def test_an_idle_session_is_closed_but_not_while_it_is_answered() -> None:
 
 async def test_a_server_that_stops_finishes_the_answer_and_says_goodbye() -> None:
     go_on = asyncio.Event()
-    script: list[ScriptEntry] = [TextDelta("a", (1,)), Wait(go_on), TextDone("stop"), finished()]
+    script: list[ScriptEntry] = [TextDelta("a", (1,)), Wait(go_on), finished()]
     async with RealtimeClient(FakeGenerator(script=script)) as client:
         await client.opened()
         await client.send("response.create")

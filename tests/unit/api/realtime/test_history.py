@@ -7,7 +7,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from omni_server.errors import InvalidRequestError
-from omni_server.types import AudioDelta, AudioPart, ImagePart, TextDelta, TextDone, TextPart
+from omni_server.generation import Deliver
+from omni_server.types import AudioDelta, AudioPart, ImagePart, TextDelta, TextPart
 from tests.unit.api.clients import data_url, media
 from tests.unit.api.fake_generator import (
     TEXT,
@@ -132,7 +133,6 @@ async def test_truncating_cuts_what_the_model_reads_later() -> None:
     script: list[ScriptEntry] = [
         TextDelta("one two three four", (1,)),
         AudioDelta(0, voice(1)),
-        TextDone("stop"),
     ]
     async with RealtimeClient(FakeGenerator(script=[*script, finished(codec_tokens=1)])) as client:
         await client.opened()
@@ -166,11 +166,11 @@ async def test_truncating_what_cannot_be_truncated() -> None:
 class Small(FakeGenerator):
     """Takes conversations of up to four messages."""
 
-    async def submit(self, request: Any) -> Any:
+    async def submit(self, request: Any, deliver: Deliver) -> Any:
         if len(request.messages) > 4:
             self.requests.append(request)
             raise InvalidRequestError("too long", code="context_length_exceeded")
-        return await super().submit(request)
+        return await super().submit(request, deliver)
 
 
 async def test_a_conversation_that_is_too_long_loses_its_oldest_turns() -> None:

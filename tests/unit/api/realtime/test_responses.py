@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from omni_server.errors import OverloadedError, StageError
-from omni_server.types import AudioDelta, TextDelta, TextDone, TextPart
+from omni_server.types import AudioDelta, TextDelta, TextPart
 from tests.unit.api.fake_generator import (
     SAMPLES,
     TEXT,
@@ -91,7 +91,7 @@ async def test_a_spoken_response_comes_in_order() -> None:
 
 
 async def test_long_audio_is_sent_in_deltas_of_a_fifth_of_a_second() -> None:
-    script: list[ScriptEntry] = [AudioDelta(0, voice(1.1)), TextDone("stop"), finished(codec_tokens=1)]
+    script: list[ScriptEntry] = [AudioDelta(0, voice(1.1)), finished(codec_tokens=1)]
     async with RealtimeClient(FakeGenerator(script=script)) as client:
         await client.opened()
         await client.answer()
@@ -123,7 +123,7 @@ async def test_overrides_hold_for_one_response() -> None:
 
 
 async def test_an_answer_that_ran_into_its_limit_is_incomplete() -> None:
-    script: list[ScriptEntry] = [TextDelta("a", (1,)), TextDone("length"), finished("length")]
+    script: list[ScriptEntry] = [TextDelta("a", (1,)), finished("length")]
     async with RealtimeClient(FakeGenerator(script=script)) as client:
         await client.opened()
         response = await client.answer()
@@ -153,7 +153,6 @@ async def test_invalid_audio_fails_the_response(kind: str) -> None:
     script: list[ScriptEntry] = [
         AudioDelta(0, SAMPLES[:3000]),
         AudioDelta(3000, broken),
-        TextDone("stop"),
         finished(),
     ]
     async with RealtimeClient(FakeGenerator(script=script)) as client:

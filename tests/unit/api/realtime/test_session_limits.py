@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 
+from omni_server.generation import Deliver
 from omni_server.types import OmniRequest
 from tests.unit.api.fake_generator import FakeGeneration, FakeGenerator
 from tests.unit.api.realtime.answers import ENDLESS
@@ -29,9 +30,9 @@ class SlowGenerator(FakeGenerator):
         super().__init__(script=ENDLESS)
         self.released = asyncio.Event()
 
-    async def submit(self, request: OmniRequest) -> FakeGeneration:
+    async def submit(self, request: OmniRequest, deliver: Deliver) -> FakeGeneration:
         self.requests.append(request)
-        generation = SlowGeneration(request.request_id, ENDLESS)
+        generation = SlowGeneration(request.request_id, ENDLESS, deliver)
         generation.released = self.released
         self.generations.append(generation)
         return generation

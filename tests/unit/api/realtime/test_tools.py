@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from omni_server.types import AudioDelta, ChatMessage, TextDelta, TextDone, TextPart, ToolCall, ToolCallDelta
+from omni_server.types import AudioDelta, ChatMessage, TextDelta, TextPart, ToolCall, ToolCallDelta
 from tests.unit.api.fake_generator import FakeGenerator, Hang, ScriptEntry, finished
 from tests.unit.api.realtime.realtime_client import RealtimeClient, voice
 
@@ -21,7 +21,7 @@ CALL: list[ScriptEntry] = [
     ToolCallDelta(0, "call_1", "weather", '{"pl'),
     ToolCallDelta(0, None, None, 'ace": "Oslo"}'),
 ]
-END: list[ScriptEntry] = [TextDone("tool_calls"), finished("tool_calls")]
+END: list[ScriptEntry] = [finished("tool_calls")]
 CALL_DONE = ["response.function_call_arguments.done", "response.output_item.done", "conversation.item.done"]
 
 
@@ -73,7 +73,6 @@ async def test_calls_follow_the_audio_of_what_is_said_before_them() -> None:
         TextDelta("Let me see.", (1,)),
         *CALL,
         ToolCallDelta(1, "call_2", "time", "{}"),
-        TextDone("tool_calls"),
         AudioDelta(0, voice(0.1)),
         AudioDelta(2400, voice(0.1)),
         finished("tool_calls", codec_tokens=10),
@@ -99,7 +98,7 @@ async def test_calls_follow_the_audio_of_what_is_said_before_them() -> None:
 
 
 async def test_an_answer_of_nothing_is_an_empty_message() -> None:
-    async with RealtimeClient(FakeGenerator(script=[TextDone("stop"), finished()])) as client:
+    async with RealtimeClient(FakeGenerator(script=[finished()])) as client:
         await client.opened(tools=[WEATHER])
         done = await client.answer()
         assert done["output"][0]["content"][0]["transcript"] == ""

@@ -9,7 +9,7 @@ import pytest
 
 from omni_server.api.state import ServerState
 from omni_server.errors import OverloadedError
-from omni_server.types import AudioDelta, AudioPart, TextDelta, TextDone, TextPart, Transcribe
+from omni_server.types import AudioDelta, AudioPart, TextDelta, TextPart, Transcribe
 from tests.unit.api.fake_generator import (
     TEXT,
     FakeGenerator,
@@ -171,7 +171,7 @@ async def test_unsent_audio_is_dropped_by_an_interruption() -> None:
 
 async def test_a_turn_beside_an_uninterruptible_response_is_answered_after_it() -> None:
     go_on = asyncio.Event()
-    script: list[ScriptEntry] = [TextDelta("a", (1,)), Wait(go_on), TextDone("stop"), finished()]
+    script: list[ScriptEntry] = [TextDelta("a", (1,)), Wait(go_on), finished()]
     generator = FakeGenerator(script=script)
     async with RealtimeClient(generator) as client:
         await client.opened(audio={"input": {"turn_detection": {"interrupt_response": False}}})

@@ -1,8 +1,8 @@
 """Lets callers take turns at the stages: a caller that sends a hundred requests does not make all others wait
 for all of them.
 
-`CallerTurns` orders requests, for stages that take them whole, by the start tags of start-time fair queueing
-(Goyal, Vin and Cheng, 1996); every request has the same weight. `WindowTurns` orders windows of speech, which
+`FairShareQueue` orders requests, for stages that take them whole, by the start tags of start-time fair queueing
+(Goyal, Vin and Cheng, 1996); every request has the same weight. `WindowFairness` orders windows of speech, which
 have deadlines.
 """
 
@@ -11,11 +11,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 
-class Turn:
+class FairShareTicket:
     """The place of one request among those of all callers. `end` must be called."""
 
-    def __init__(self, turns: "CallerTurns", caller: str, number: int) -> None:
-        self._turns = turns
+    def __init__(self, queue: "FairShareQueue", caller: str, number: int) -> None:
+        self._queue = queue
         self.caller = caller
         self.number = number
         """Requests with lower numbers are computed first; equal ones in the order of their arrival."""
@@ -26,13 +26,13 @@ class Turn:
         """A stage has begun to compute the request. Harmless if that was said before."""
         if not self._has_begun and not self._has_ended:
             self._has_begun = True
-            self._turns.begun(self)
+            self._queue.begun(self)
 
     def end(self) -> None:
         """The request has ended, however it did. Harmless if it has ended already."""
         if not self._has_ended:
             self._has_ended = True
-            self._turns.left(self)
+            self._queue.left(self)
 
 
 @dataclass
@@ -40,31 +40,31 @@ class _Caller:
     num_open: int = 0
     next: int = 0
     next_after_begun: int = 0
-    """The number that follows the greatest which has begun: a request that never began costs no turn."""
+    """The number that follows the greatest which has begun: a request that never began costs no ticket."""
 
 
-class CallerTurns:
+class FairShareQueue:
     """Numbers the requests of a caller one after the other, from the greatest number that has begun."""
 
     def __init__(self) -> None:
         self._begun = 0
         self._callers: defaultdict[str, _Caller] = defaultdict(_Caller)
 
-    def take(self, caller: str) -> Turn:
-        """Returns the next turn of the caller."""
+    def take(self, caller: str) -> FairShareTicket:
+        """Returns the next ticket of the caller."""
         state = self._callers[caller]
         number = max(self._begun, state.next)
         state.next = number + 1
         state.num_open += 1
-        return Turn(self, caller, number)
+        return FairShareTicket(self, caller, number)
 
-    def begun(self, turn: Turn) -> None:
-        state = self._callers[turn.caller]
-        state.next_after_begun = max(state.next_after_begun, turn.number + 1)
-        self._begun = max(self._begun, turn.number)
+    def begun(self, ticket: FairShareTicket) -> None:
+        state = self._callers[ticket.caller]
+        state.next_after_begun = max(state.next_after_begun, ticket.number + 1)
+        self._begun = max(self._begun, ticket.number)
 
-    def left(self, turn: Turn) -> None:
-        state = self._callers[turn.caller]
+    def left(self, ticket: FairShareTicket) -> None:
+        state = self._callers[ticket.caller]
         state.num_open -= 1
         if not state.num_open:
             state.next = state.next_after_begun
@@ -73,7 +73,7 @@ class CallerTurns:
             del self._callers[name]
 
 
-class WindowTurns:
+class WindowFairness:
     """Deadlines of the windows that are in a decoder, by caller.
 
     As long as all are computed in time, a window keeps its deadline. Once those of one caller are overdue, a
