@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,11 +141,8 @@ def _check_download(folder: Path, model: str, report: Report) -> None:
     free = shutil.disk_usage(folder).free
     index = folder / "model.safetensors.index.json"
     size = None
-    if index.is_file():
-        try:
-            size = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"])
-        except (LookupError, RecursionError, TypeError, ValueError):
-            report.warn("files", f"{index} does not say how large the weights are")
+    with suppress(OSError, LookupError, RecursionError, TypeError, ValueError):  # it does not say
+        size = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"])
     not_here = f"the weights of {model} are not here yet"
     if size is None:
         report.warn("files", f"{not_here}; 'omni-server serve' downloads them")

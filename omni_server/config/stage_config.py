@@ -288,11 +288,6 @@ class StageConfig(FrozenModel):
         payload = None if self.speech_edge is None else self.spec_of(self.speech_edge).payload
         return payload if isinstance(payload, TokenFrames) else TokenFrames()
 
-    @property
-    def num_codebooks(self) -> int:
-        """Codec tokens of a frame on `speech_edge`."""
-        return self.frames.num_codebooks
-
     def stages_for(self, outputs: Collection[Output]) -> tuple[str, ...]:
         """Names of the stages that a request for `outputs` passes through, the entry first."""
         needed = self.pipeline.stages_for(outputs)

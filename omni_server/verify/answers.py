@@ -153,7 +153,7 @@ async def _decoded_whole(
     factory = load_edge_function(config.spec_of(edge).function)
     plan = edge.chunks.model_copy(update={"mode": "whole"})
     cutting = factory(plan, codec, voice=case.voice, noise_seed=NOISE_SEED)
-    width = config.num_codebooks
+    width = config.frames.num_codebooks
     frames = [codes[start : start + width] for start in range(0, len(codes), width)]
     (window,) = [*cutting.push(frames), *cutting.finish()]
     return await omni.decode(edge.target, window)

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from omni_server.check.default_config import resolve_deployment
@@ -17,7 +18,7 @@ from omni_server.verify.answers import NOISE_SEED, Answer, answer_all, repetitio
 from omni_server.verify.cases import Case, Prompt, all_prompts, cases_of, chosen
 from omni_server.verify.compare import CaseResult, Precision, compare
 from omni_server.verify.machine import facts
-from omni_server.verify.reference_process import ReferenceFailedError, ReferenceProcess, ReferenceSettings
+from omni_server.verify.reference_process import ReferenceFailedError, ReferenceProcess
 from omni_server.verify.report import Report
 
 Progress = Callable[[str], None]
@@ -67,9 +68,10 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
         cases, folder, config, family, model.codec, timeout_s=options.timeout_s, on_progress=on_progress
     )
     device = "cpu" if config.platform == "cpu" else f"cuda:{config.stages[config.entry].devices[0]}"
-    settings = ReferenceSettings(folder, device, precision.language_models, reference)
+    on_progress(f"loading the checkpoint with transformers ({precision.language_models}, {device})")
+    load = partial(ReferenceProcess, reference, folder, device=device, dtype=precision.language_models)
     references = _references(
-        cases, answers, settings, config, timeout_s=options.timeout_s, on_progress=on_progress
+        cases, answers, load, config, timeout_s=options.timeout_s, on_progress=on_progress
     )
     results = tuple(
         compare(case, answer, reference, precision)
@@ -92,15 +94,14 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
 def _references(
     cases: Sequence[Case],
     answers: Sequence[Answer | str],
-    settings: ReferenceSettings,
+    load: Callable[..., ReferenceProcess],
     config: StageConfig,
     *,
     timeout_s: float,
     on_progress: Progress,
 ) -> list[ReferenceAnswer | str]:
-    on_progress(f"loading the checkpoint with transformers ({settings.dtype}, {settings.device})")
     try:
-        process = ReferenceProcess(settings, timeout_s=config.start_timeout_s)
+        process = load(timeout_s=config.start_timeout_s)
     except ReferenceFailedError as error:
         return [str(error)] * len(cases)
     references: list[ReferenceAnswer | str] = []

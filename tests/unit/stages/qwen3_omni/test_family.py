@@ -165,7 +165,7 @@ def test_the_decoders_state_has_the_type_it_computes_in(
 def test_shipped_configs_are_valid(name: str) -> None:
     config = load_stage_config(find_shipped_config(name))
     assert config.model_family == "stages.qwen3_omni:FAMILY"
-    assert config.num_codebooks == 16
+    assert config.frames.num_codebooks == 16
     talker = config.stages["talker"]
     assert isinstance(talker, ArStage)
     assert CodeSampling(**talker.predictor_sampling.model_dump()) == CODE_SAMPLING
