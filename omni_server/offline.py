@@ -71,7 +71,7 @@ class Omni:
 
         Raises `ConfigError`.
         """
-        model_dir, config = resolve_deployment(str(model), stage_config)
+        model_dir, config = resolve_deployment(str(model), stage_config, load_format=load_format)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni", daemon=True)
         self._thread.start()

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -125,13 +125,13 @@ class AsyncOmni:
         return omni
 
     async def submit(
-        self, request: OmniRequest, deliver: Deliver, pinned_engine: "EngineHandle[Any] | None" = None
+        self, request: OmniRequest, deliver: Deliver, pinned_engine: "EngineHandle | None" = None
     ) -> Generation:
         """`pinned_engine`: the engine to choose in its stage, for a warm-up."""
         return await self._orchestrator.submit(request, deliver, pinned_engine)
 
     async def events(
-        self, request: OmniRequest, pinned_engine: "EngineHandle[Any] | None" = None
+        self, request: OmniRequest, pinned_engine: "EngineHandle | None" = None
     ) -> AsyncGenerator[OmniEvent, None]:
         """Yields the request's events. Raises the errors of `submit`, and `OmniError` if the request fails.
         Closing it ends the request."""
@@ -221,7 +221,7 @@ class AsyncOmni:
         """The state of all replicas of all stages."""
         restarts, failed = self._supervisor.num_restarts, self._supervisor.failed
 
-        def status(handle: "EngineHandle[Any]") -> ReplicaStatus:
+        def status(handle: "EngineHandle") -> ReplicaStatus:
             if handle.is_dead:
                 return "failed" if handle.name in failed else "down"
             return "draining" if handle.is_draining else "up"
@@ -269,13 +269,11 @@ class AsyncOmni:
         )
         on_progress(f"{requests} went through all stages in {time.monotonic() - began:.1f} s")
 
-    async def _warm_up_engine(self, handle: "EngineHandle[Any]") -> None:
+    async def _warm_up_engine(self, handle: "EngineHandle") -> None:
         """Like `_warm_up`, for one engine. Raises `OmniError`."""
         await self._send_bursts(_burst_sizes(self._config), handle)
 
-    async def _send_bursts(
-        self, sizes: Sequence[int], pinned_engine: "EngineHandle[Any] | None" = None
-    ) -> None:
+    async def _send_bursts(self, sizes: Sequence[int], pinned_engine: "EngineHandle | None" = None) -> None:
         """`pinned_engine`: the engine to choose in its stage. Raises `OmniError`."""
         try:
             for size in sizes:
@@ -291,7 +289,7 @@ class AsyncOmni:
                 raise
             raise first_leaf(failures) from group
 
-    async def _answer(self, request: OmniRequest, pinned_engine: "EngineHandle[Any] | None") -> None:
+    async def _answer(self, request: OmniRequest, pinned_engine: "EngineHandle | None") -> None:
         async for _ in self.events(request, pinned_engine):
             pass
 

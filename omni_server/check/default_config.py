@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from omni_server.check.files import read_weights
+from omni_server.check.files import read_weights, refuse_damaged_files
 from omni_server.check.machine import (
     Gpu,
     gpus_of_this_machine,
@@ -77,14 +77,14 @@ def resolve_deployment(
     use_cpu: bool = False,
     quantization: Quantization | None = None,
     revision: str | None = None,
-    needs_weights: bool = True,
+    load_format: str = "auto",
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Path, StageConfig]:
     """Returns the checkpoint's folder, downloaded if necessary, and the config. `stage_config` may be a file
     or the name of a shipped config; None makes one for `model` and this machine.
 
     Raises `ConfigError` for an invalid config, or one that this machine or this checkpoint cannot run, before
-    downloading weights.
+    downloading weights, and for a checkpoint with missing or damaged files.
     """
     set_library_environment()
     if stage_config is None:
@@ -121,7 +121,9 @@ def resolve_deployment(
         resolve_model_folder, model, architectures=family.architectures, revision=revision
     )
     check_outputs(config, family, find_folder(needs_weights=False, on_progress=on_progress))
-    return find_folder(needs_weights=needs_weights), config
+    folder = find_folder(needs_weights=load_format != "dummy")
+    refuse_damaged_files(folder, config, load_format=load_format)
+    return folder, config
 
 
 def default_stage_config(

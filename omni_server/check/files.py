@@ -135,7 +135,7 @@ def weight_problems(
     if not (stored.num_files or stored.problems):
         yield (
             f"{folder} has no weights in the format safetensors, the only one that is loaded: download them, "
-            "or serve random ones with --load-format dummy, which this command takes too"
+            "or serve random ones with --load-format dummy"
         )
     elif stored.problems:
         yield from stored.problems

@@ -1,10 +1,8 @@
-"""Inspects this machine: GPUs, memory, shared memory, a free port, vLLM."""
+"""Inspects this machine: GPUs, memory, shared memory, vLLM."""
 
-import errno
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,8 +19,8 @@ BFLOAT16_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True)
-class Gpu:
-    memory: DeviceMemory
+class Gpu(DeviceMemory):
+    index: int
     capability: tuple[int, int] | None
     """None if only a size was given."""
 
@@ -69,7 +67,7 @@ def gpus_of_this_machine() -> list[Gpu]:
         reason = error.stderr.strip().rpartition("\n")[2]
         raise ConfigError(f"torch cannot use the GPUs ({reason}): see what nvidia-smi says") from error
     return [
-        Gpu(DeviceMemory(index, name, total, free), (major, minor))
+        Gpu(index, name, total, free, (major, minor))
         for index, (free, total, name, major, minor) in enumerate(json.loads(answer))
     ]
 
@@ -108,23 +106,6 @@ def shared_memory_free() -> int:
     """Bytes available to new files in /dev/shm."""
     status = os.statvfs(SHARED_MEMORY_DIR)
     return status.f_bavail * status.f_frsize
-
-
-def check_address(host: str, port: int, report: Report) -> None:
-    """Warns if the server cannot listen there. No error, because the model fits with any port."""
-    report.address = f"{host}:{port}"
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            reason = (
-                f"nothing can listen on {host}:{port} ({error.strerror}): choose another --port or --host"
-            )
-            if error.errno == errno.EADDRINUSE:
-                reason = f"port {port} of {host} is taken: choose another --port, 0 for a free one"
-            report.warn("network", reason)
 
 
 def check_installation(platform: Platform, report: Report) -> None:

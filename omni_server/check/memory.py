@@ -94,9 +94,8 @@ def _with_kv_cache(memory: StageMemory, stage: Stage, kv: KvLayout, value_bytes:
     kv_bytes = (memory.share or 0) - memory.taken if given is None else int(given)
     if str(stage.engine_args.get("kv_cache_dtype", "auto")).startswith("fp8"):
         value_bytes = 1
-    tensor_ranks = stage.tensor_parallel_size if isinstance(stage, ArStage) else 1
     # Keys and values. A head is on one rank, or on several if there are more ranks than heads.
-    token_bytes = 2 * kv.num_layers * max(1, kv.num_kv_heads // tensor_ranks) * kv.head_dim * value_bytes
+    token_bytes = 2 * kv.num_layers * max(1, kv.num_kv_heads // stage.num_ranks) * kv.head_dim * value_bytes
     # vLLM's, in tokens.
     block_size = int(stage.engine_args.get("block_size", 128 if memory.share is None else 16))
     return replace(
@@ -160,24 +159,24 @@ def _weight_bytes(stage: Stage, footprint: StageFootprint, stored: StoredWeights
 
 def check_gpu_memory(config: StageConfig, model: ModelSizes, gpus: list[Gpu], report: Report) -> None:
     """Compares stages with their shares and shares with devices. Adds findings to `report`."""
-    by_index = {gpu.memory.index: gpu for gpu in gpus}
+    by_index = {gpu.index: gpu for gpu in gpus}
     for name, stage in config.stages.items():
         problems: list[str] = []
         for number in range(stage.replicas):
             gpu = next((by_index[i] for i in stage.devices_of(number) if i in by_index), None)
             if gpu is None or name not in model.footprints:
                 continue
-            memory = stage_memory(name, config, model, gpu.memory.total, number)
+            memory = stage_memory(name, config, model, gpu.total, number)
             report.stages.append(memory)
-            problems += _dtype_problems(name, stage, model.footprints[name], gpu)
+            problems += dtype_problems(name, stage, model.footprints[name], gpu)
             if memory.given_kv_bytes is not None:
                 problems += _kv_problems(name, memory)
         report.errors("memory", problems)
     for index in sorted({device for stage in config.stages.values() for device in stage.devices}):
         if index in by_index:
-            report.devices.append(by_index[index].memory)
+            report.devices.append(by_index[index])
             there = [memory for memory in report.stages if index in memory.devices]
-            report.errors("memory", _device_problems(config, by_index[index].memory, there))
+            report.errors("memory", _device_problems(config, by_index[index], there))
         else:
             users = [name for name, stage in config.stages.items() if index in stage.devices]
             report.error(
@@ -272,13 +271,13 @@ def _kv_problems(name: str, memory: StageMemory) -> Iterator[str]:
         )
 
 
-def _dtype_problems(name: str, stage: Stage, footprint: StageFootprint, gpu: Gpu) -> Iterator[str]:
+def dtype_problems(name: str, stage: Stage, footprint: StageFootprint, gpu: Gpu) -> Iterator[str]:
     dtype = _dtype(stage, footprint)
     if isinstance(stage, DiffusionStage):
         dtype = stage.compute_dtype("cuda")
     if dtype == "bfloat16" and not gpu.has_bfloat16:
         yield (
-            f"stages.{name}.dtype is bfloat16, which {gpu.memory.name} ({gpu.description}) does not have: set "
+            f"stages.{name}.dtype is bfloat16, which {gpu.name} ({gpu.description}) does not have: set "
             "it to float16"
         )
 

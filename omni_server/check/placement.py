@@ -13,12 +13,13 @@ from omni_server.check.memory import (
     CAPTURE_SIZE,
     ModelSizes,
     cpu_bytes,
+    dtype_problems,
     largest_graph,
     stage_memory,
 )
 from omni_server.check.report import DeviceMemory, StageMemory, gb
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
-from omni_server.config.stages import DiffusionStage, Stage
+from omni_server.config.stages import ArStage, DiffusionStage, Stage
 from omni_server.errors import ConfigError
 
 Quantization = Literal["fp8", "awq", "gptq"]
@@ -77,7 +78,11 @@ def plan(
     fitting = _fitting(gpus, base, model)
     if fitting is None:
         raise ConfigError(_refusal(gpus, base, model, can_be_quantized=quantization is None))
-    _check_bfloat16(gpus, fitting)
+    by_index = {gpu.index: gpu for gpu in gpus}
+    for name, stage in fitting.stages.items():
+        if isinstance(stage, ArStage):
+            for problem in dtype_problems(name, stage, model.footprints[name], by_index[stage.devices[0]]):
+                raise ConfigError(f"{problem} in a stage config")
     return fitting
 
 
@@ -145,17 +150,12 @@ def _placements(gpus: Sequence[Gpu], base: StageConfig) -> Iterator[_Devices]:
 
 def _budget(gpu: Gpu) -> int:
     """Bytes of a GPU for stages."""
-    limit = int(MAX_MEMORY_FRACTION * gpu.memory.total)
-    return limit if gpu.memory.free is None else min(limit, gpu.memory.free)
+    limit = int(MAX_MEMORY_FRACTION * gpu.total)
+    return limit if gpu.free is None else min(limit, gpu.free)
 
 
 def _placed(base: StageConfig, devices: _Devices) -> StageConfig:
-    return _with_fields(base, {name: {"devices": (_index(gpu),)} for name, gpu in devices.items()})
-
-
-def _index(gpu: Gpu) -> int:
-    assert gpu.memory.index is not None  # only a machine's own memory has none
-    return gpu.memory.index
+    return _with_fields(base, {name: {"devices": (gpu.index,)} for name, gpu in devices.items()})
 
 
 def _sized(config: StageConfig, size: _Size) -> StageConfig:
@@ -195,9 +195,9 @@ def _with_shares(config: StageConfig, devices: _Devices, model: ModelSizes) -> S
     shares: dict[str, _Fields] = {}
     for name, gpu in devices.items():
         together = sum(least[other] for other in devices if devices[other] is gpu)
-        largest = least[name] * _budget(gpu) / together / gpu.memory.total
+        largest = least[name] * _budget(gpu) / together / gpu.total
         share = math.floor(_SHARE_STEPS * largest) / _SHARE_STEPS
-        if share * gpu.memory.total < least[name]:
+        if share * gpu.total < least[name]:
             return None
         shares[name] = {"gpu_memory_utilization": share}
     return StageConfig.model_validate(_with_fields(config, shares).model_dump(by_alias=True))
@@ -209,24 +209,13 @@ def _least(need: StageMemory) -> int:
 
 
 def _needs(config: StageConfig, devices: _Devices, model: ModelSizes) -> dict[str, StageMemory]:
-    return {name: stage_memory(name, config, model, gpu.memory.total) for name, gpu in devices.items()}
-
-
-def _check_bfloat16(gpus: Sequence[Gpu], config: StageConfig) -> None:
-    for gpu in gpus:
-        stages = [n for n, s in config.stages.items() if _index(gpu) in s.devices and s.dtype == "bfloat16"]
-        if stages and not gpu.has_bfloat16:
-            raise ConfigError(
-                f"device {_index(gpu)} ({gpu.memory.name}, {gpu.description}) has no bfloat16, in which "
-                f"{' and '.join(stages)} would run: write a stage config with dtype float16"
-            )
+    return {name: stage_memory(name, config, model, gpu.total) for name, gpu in devices.items()}
 
 
 def _refusal(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, *, can_be_quantized: bool) -> str:
     """One line: what exists, and what would fit."""
     there = ", ".join(
-        f"device {_index(gpu)} has {gb(gpu.memory.total)}, {gb(_budget(gpu))} of them for stages"
-        for gpu in gpus
+        f"device {gpu.index} has {gb(gpu.total)}, {gb(_budget(gpu))} of them for stages" for gpu in gpus
     )
     would_fit = []
     is_quantized = any(
@@ -255,7 +244,7 @@ def _in_int4(model: ModelSizes) -> ModelSizes:
 
 def _smallest_gpus(base: StageConfig, model: ModelSizes, number: int) -> int:
     """GB per GPU that the smallest deployment needs on `number` GPUs."""
-    nowhere = [Gpu(DeviceMemory(index, "", 1, None), None) for index in range(number)]
+    nowhere = [Gpu(index, "", 1, None, None) for index in range(number)]
     *_, devices = _placements(nowhere, base)
     config = _sized(_placed(base, devices), _SIZES[-1])
     least = {name: _least(need) for name, need in _needs(config, devices, model).items()}

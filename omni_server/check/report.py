@@ -15,7 +15,7 @@ Unreported = Annotated[_T, Field(exclude=True)]
 """What the JSON leaves out."""
 
 Severity = Literal["error", "warning", "unknown"]
-Area = Literal["files", "stage config", "memory", "shared memory", "installation", "network"]
+Area = Literal["files", "stage config", "memory", "shared memory", "installation"]
 
 _COLUMNS = "requests: max_num_seqs. context: max_model_len. tokens: that the KV cache has room for."
 _ESTIMATED = (
@@ -116,7 +116,6 @@ class Report:
     stages: list[StageMemory] = field(default_factory=list)
     shared_memory_needed: int | None = None
     shared_memory_free: int | None = None
-    address: str | None = None
     findings: list[Finding] = field(default_factory=list)
 
     def error(self, area: Area, message: str) -> None:
@@ -174,8 +173,6 @@ def as_text(report: Report) -> str:
         free_shm = report.shared_memory_free
         free = f", {gb(free_shm, 2)} free" if free_shm is not None else ""
         lines.append(f"/dev/shm      {gb(report.shared_memory_needed, 2)} for queues{free}")
-    if report.address is not None:
-        lines.append(f"address       {report.address}")
     if report.stages:
         lines += [
             "",

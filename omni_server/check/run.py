@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,6 @@ from omni_server.check.default_config import base_config, chosen_config
 from omni_server.check.files import StoredWeights, read_weights, small_file_problems, weight_problems
 from omni_server.check.machine import (
     Gpu,
-    check_address,
     check_installation,
     gpus_of_this_machine,
     has_gpu,
@@ -49,8 +49,6 @@ class CheckOptions:
     load_format: str = "auto"
     device_memory: tuple[int, ...] | None = None
     """Bytes of each GPU of another machine to check for; None checks this machine."""
-    host: str = "127.0.0.1"
-    port: int = 8091
 
 
 def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
@@ -70,7 +68,6 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     is_here = options.device_memory is None
     if is_here:
         check_installation(platform, report)
-        check_address(options.host, options.port, report)
     try:
         folder = resolve_model_folder(
             options.model,
@@ -120,7 +117,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
                 gpus, config, sizes, family, use_cpu=options.use_cpu, quantization=options.quantization
             )
         except ConfigError as error:
-            report.devices = [gpu.memory for gpu in gpus]
+            report.devices = list(gpus)
             report.error("memory", str(error))
             return report
         report.stage_config = f"chosen for this model and these devices, from {path}"
@@ -144,11 +141,8 @@ def _check_download(folder: Path, model: str, report: Report) -> None:
     free = shutil.disk_usage(folder).free
     index = folder / "model.safetensors.index.json"
     size = None
-    if index.is_file():
-        try:
-            size = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"])
-        except (LookupError, RecursionError, TypeError, ValueError):
-            report.warn("files", f"{index} does not say how large the weights are")
+    with suppress(OSError, LookupError, RecursionError, TypeError, ValueError):  # it does not say
+        size = int(json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"])
     not_here = f"the weights of {model} are not here yet"
     if size is None:
         report.warn("files", f"{not_here}; 'omni-server serve' downloads them")
@@ -190,4 +184,4 @@ def _gpus(config: StageConfig, options: CheckOptions) -> list[Gpu]:
         sizes += sizes[-1:] * max(
             0, 1 + max(max(stage.devices) for stage in config.stages.values()) - len(sizes)
         )
-    return [Gpu(DeviceMemory(i, "GPU of the size given", size, None), None) for i, size in enumerate(sizes)]
+    return [Gpu(i, "GPU of the size given", size, None, None) for i, size in enumerate(sizes)]

@@ -5,8 +5,7 @@ import re
 import sys
 from functools import partial
 
-from omni_server.api.config import ApiConfig
-from omni_server.cli.command_line import options_of, port
+from omni_server.cli.command_line import options_of
 from omni_server.cli.model_flags import (
     add_model_flags,
     add_quantization_flag,
@@ -16,7 +15,6 @@ from omni_server.cli.model_flags import (
 )
 from omni_server.config.load import find_stage_config
 
-_DEFAULTS = ApiConfig()
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 EXIT_CODES = {True: 0, False: 2, None: 1}
 """By whether the model fits; None if unknown."""
@@ -25,8 +23,8 @@ EXIT_CODES = {True: 0, False: 2, None: 1}
 def fill(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Tell whether a model would start here with a stage config, without starting it. Checks the memory "
-        "of each stage, missing and damaged files, shared memory, the port and the installation. Reads the "
-        "headers of weight files, not the weights; downloads only the small files of a model on the hub."
+        "of each stage, missing and damaged files, shared memory and the installation. Reads the headers of "
+        "weight files, not the weights; downloads only the small files of a model on the hub."
     )
     parser.epilog = (
         "Exit code: 0 if it fits (perhaps with warnings), 2 if not, 1 if that is not known because the hub "
@@ -46,10 +44,6 @@ def fill(parser: argparse.ArgumentParser) -> None:
         type=_sizes,
         help="check for another machine, with one GPU of this much memory, as in 80G, or several, as in "
         "24G,24G; checks files and memory only",
-    )
-    parser.add_argument("--host", default=_DEFAULTS.host, help="address to listen on (default: %(default)s)")
-    parser.add_argument(
-        "--port", type=port, default=_DEFAULTS.port, help="port to listen on (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     parser.set_defaults(run=lambda options: _check(parser, options))

@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import sys
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
@@ -24,25 +23,15 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
 def program() -> str:
-    """The command that starts this program from the working directory, quoted for a shell.
-
-    The bare name works only if PATH leads to this very program, which is not the case in a checkout whose
-    environment is not active.
-    """
+    """The command that starts this program, quoted for a shell: its bare name if PATH leads to this very program,
+    which is not the case in a checkout whose environment is not active."""
     started = Path(sys.argv[0])
-    file = started if started.name == PROGRAM else Path(sysconfig.get_path("scripts"), PROGRAM)
-    if not file.is_file():
+    if started.name != PROGRAM:
         return shlex.join([sys.executable, "-m", "omni_server.cli.entry"])
     on_path = shutil.which(PROGRAM)
-    if on_path is not None and file.samefile(on_path):
+    if on_path is not None and started.exists() and started.samefile(on_path):
         return PROGRAM
-    file = file.absolute()
-    try:
-        folder = Path.cwd()
-    except FileNotFoundError:  # it was removed
-        return shlex.quote(str(file))
-    # A path without a slash would be looked up in PATH, hence `file.parent`.
-    return shlex.quote(str(file.relative_to(folder) if folder in file.parent.parents else file))
+    return shlex.quote(str(started))
 
 
 class Parser(argparse.ArgumentParser):

@@ -33,7 +33,7 @@ def prepare(
         use_cpu=options.use_cpu,
         quantization=options.quantization,
         revision=options.revision,
-        needs_weights=options.load_format != "dummy",
+        load_format=options.load_format,
         on_progress=on_progress,
     )
     if options.request_timeout_s is not None:
@@ -49,11 +49,10 @@ async def running(
 
     Raises a `ConfigError` that explains why the engines cannot start.
     """
-    from omni_server.check.files import explained, refuse_damaged_files
+    from omni_server.check.files import explained
     from omni_server.cli.replica_socket import ReplicaSocket
     from omni_server.omni import AsyncOmni
 
-    refuse_damaged_files(model_dir, config, load_format=options.load_format)
     try:
         omni = await AsyncOmni.start(
             model_dir,

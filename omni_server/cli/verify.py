@@ -18,10 +18,9 @@ EXIT_CODES = {True: 0, False: 1}
 def fill(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Answer prompts of every kind (text, audio, images, video; as text and in every voice), then ask "
-        "transformers the same on the same machine, and compare text, codec tokens and waveforms. Measures "
-        "time to first audio and real-time factor. Writes one Markdown file that can be attached to an "
-        "issue: it holds no paths, no host name and no environment. Takes minutes; nothing else should run "
-        "on the machine meanwhile."
+        "transformers the same on the same machine, and compare text, codec tokens and waveforms. Writes one "
+        "Markdown file that can be attached to an issue: it holds no paths, no host name and no environment. "
+        "Takes minutes."
     )
     parser.epilog = (
         "Exit code: 0 if all agree, 1 if something differs or could not be compared, 2 for wrong usage or a "

@@ -84,16 +84,6 @@ class ChunkPlan(FrozenModel):
     pacing: PacingConfig = PacingConfig()
     """When windows are sent to the decoder, and when audio is sent to the client."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _check_gone(cls, value: object) -> object:
-        if isinstance(value, dict) and "first_new_blocks" in value:
-            raise ValueError(
-                "first_new_blocks is now the first number of new_blocks: write new_blocks: [1, 2] for one "
-                "new block in the first window and two in every later one"
-            )
-        return value
-
     @model_validator(mode="after")
     def _check(self) -> "ChunkPlan":
         least = [busy.min_streams for busy in self.busy]

@@ -4,16 +4,22 @@ import re
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
+from reprlib import Repr
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-from omni_server.config.problems import Location, problems_of
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 
+Location = tuple[int | str, ...]
+
 _NAME = re.compile(r"\w+")
 _PATH = re.compile(r"\w+(\.\w+|\[\d+\])*")
+_short = Repr()  # nested aliases can expand a page of YAML to gigabytes
+_short.maxstring = _short.maxlong = _short.maxother = 100
+_short.maxlevel = 2
 
 
 def load_stage_config(path: Path) -> StageConfig:
@@ -33,9 +39,10 @@ def load_stage_config(path: Path) -> StageConfig:
         return StageConfig.model_validate(document)
     except ValidationError as error:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
+        problems = [(details["loc"], _describe(details)) for details in error.errors(include_url=False)]
         lines = [
             f"{path}: {_line_of(location or _named_first(problem), root)}{problem}"
-            for location, problem in problems_of(error)
+            for location, problem in problems
         ]
         raise ConfigError("\n".join(lines)) from error
 
@@ -163,3 +170,52 @@ def _parsed(path: Path, text: str) -> object:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: lists and mappings are nested too deeply") from error
+
+
+def _describe(details: ErrorDetails) -> str:
+    """The field, the problem and a hint: `stages.talker.max_num_seq: unknown key; did you mean
+    'max_num_seqs'?`"""
+    location = details["loc"]
+    path = _path(location)
+    match details["type"]:
+        case "unknown_key":
+            return f"{path}: {details['msg']}"
+        case "missing":
+            return f"{path}: missing"
+        case "value_error":
+            message = details["msg"].removeprefix("Value error, ")
+            return f"{path}: {message}" if path else message
+        case "union_tag_not_found":
+            return f"{path}.engine: missing; write 'engine: ar' or 'engine: diffusion'"
+        case "union_tag_invalid":
+            tag = details["ctx"]["tag"]
+            return f"{path}.engine: must be 'ar' or 'diffusion', not '{tag}'"
+        case "string_pattern_mismatch" if location[-1] == "[key]":
+            return (
+                f"{path}: a stage's name is lower-case letters, digits and underscores, and begins with a "
+                "letter"
+            )
+        case "string_pattern_mismatch":
+            return f"{path}: must look like 'package.module:name', not {_short.repr(details['input'])}"
+        case "literal_error":
+            expected, found = details["ctx"]["expected"], _short.repr(details["input"])
+            return f"{path}: must be {expected}, not {found}{_choice_hint(details)}"
+        case _:
+            message = details["msg"].replace("Input should be", "must be", 1)
+            return f"{path}: {message}, not {_short.repr(details['input'])}"
+
+
+def _path(location: Location) -> str:
+    """`stages.talker.devices[1]`, without the engine that pydantic inserts after the name of a stage."""
+    path = ""
+    for place, item in enumerate(location):
+        if item == "[key]" or (location[0] == "stages" and place == 2 and item in ("ar", "diffusion")):
+            continue
+        path += f"[{item}]" if isinstance(item, int) else f".{item}"
+    return path.removeprefix(".")
+
+
+def _choice_hint(details: ErrorDetails) -> str:
+    choices = details["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
+    close = get_close_matches(details["input"], choices, n=1) if isinstance(details["input"], str) else []
+    return f"; did you mean '{close[0]}'?" if close else ""

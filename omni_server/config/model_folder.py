@@ -1,5 +1,5 @@
-"""Resolves MODEL, a local folder or Hugging Face hub id, to a folder with a complete omni checkpoint. Also
-reads a checkpoint's `about.json`.
+"""Resolves MODEL, a local folder or Hugging Face hub id, to the folder of a checkpoint. Also reads a checkpoint's
+`about.json`.
 
 The hub client itself reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from omni_server.config.checkpoint_files import indexed_weight_files, read_json_object
+from omni_server.config.checkpoint_files import read_json_object
 from omni_server.errors import ConfigError
 from omni_server.types import AboutModel
 
@@ -46,7 +46,7 @@ def resolve_model_folder(
 
     Raises `ConfigError` if the folder or repository does not exist or holds no such checkpoint, and
     `HubUnreachableError` if a hub id cannot be looked up. `needs_weights=False` (load format `dummy`)
-    accepts a folder without weights.
+    downloads no weights.
     """
     folder = Path(model).expanduser()
     if not folder.is_dir():
@@ -63,7 +63,7 @@ def resolve_model_folder(
         if needs_weights:
             weights = _PIPELINE_WEIGHTS if (folder / PIPELINE_INDEX).is_file() else _WEIGHTS
             folder = _download(model, revision, _SMALL_FILES + weights, lambda line: None)
-    _check_checkpoint(model, folder, architectures, needs_weights=needs_weights)
+    _check_checkpoint(model, folder, architectures)
     return folder
 
 
@@ -140,9 +140,7 @@ def architectures_of(folder: Path) -> tuple[str, ...]:
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def _check_checkpoint(
-    model: str, folder: Path, architectures: Collection[str], *, needs_weights: bool
-) -> None:
+def _check_checkpoint(model: str, folder: Path, architectures: Collection[str]) -> None:
     path = config_file(folder)
     if not path.is_file():
         raise ConfigError(f"MODEL '{model}' is no checkpoint: there is no config.json in {folder}")
@@ -153,26 +151,6 @@ def _check_checkpoint(
             f"MODEL '{model}' is not a checkpoint that this server can run: its config.json (model_type: "
             f"{model_type}) names {', '.join(names) or 'no architecture'}, and the server runs "
             f"{', '.join(architectures)}, in models such as {EXAMPLE_MODEL}"
-        )
-    if needs_weights and path.name != PIPELINE_INDEX:  # a pipeline's family checks its components
-        _check_weights(model, folder)
-
-
-def _check_weights(model: str, folder: Path) -> None:
-    index_file = folder / "model.safetensors.index.json"
-    if not index_file.is_file():
-        if not any(folder.glob("*.safetensors")):
-            raise ConfigError(
-                f"MODEL '{model}' has no weights: there is no *.safetensors in {folder}; "
-                "with --load-format dummy it is served with random ones"
-            )
-        return
-    files = indexed_weight_files(index_file)
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise ConfigError(
-            f"MODEL '{model}' is incomplete: {len(missing)} of its {len(files)} weight files are missing in "
-            f"{folder}, the first is {missing[0]}"
         )
 
 

@@ -26,9 +26,6 @@ from omni_server.config.pipeline import (
 from omni_server.config.stages import ArStage, DiffusionStage, PredictorSampling, Stage
 from omni_server.types import Output
 
-ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
-"""`package.module:name`"""
-
 StageName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 AnyStage = Annotated[SerializeAsAny[Stage], Field(discriminator="engine")]
@@ -48,6 +45,9 @@ MAX_MEMORY_FRACTION = 0.95
 """Sum of `gpu_memory_utilization` allowed on one device; the rest is CUDA contexts and fragmentation."""
 
 
+_NOT_DETERMINED = "the stage's token ids do not determine its inputs"
+
+
 class QueueConfig(FrozenModel):
     transport: Literal["shared_memory", "inline"] = "shared_memory"
     """`shared_memory`: embeddings stay in /dev/shm, and messages refer to them. `inline`: the message
@@ -63,8 +63,6 @@ class Edge(FrozenModel):
     """Name of the stage that sends."""
     target: Annotated[str, Field(alias="to")]
     """Name of the stage that receives."""
-    function: ImportPath | None = None
-    """Code that replaces the family's own for this edge. `null`: the family's code."""
     queue: QueueConfig = QueueConfig()
     """How payloads travel."""
     chunks: Annotated[SerializeAsAny[ChunkPlan] | None, BeforeValidator(as_declared)] = None
@@ -137,12 +135,7 @@ class StageConfig(FrozenModel):
         whole = find_family(self.model_family).pipeline
         roles = [stage.model_stage for stage in self.stages.values()]
         for name, stage in self.stages.items():
-            spec = whole.stages.get(stage.model_stage)
-            if spec is None:
-                raise ValueError(
-                    f"stages.{name}.model_stage is '{stage.model_stage}'; the stages of {self.model_family} "
-                    f"are {', '.join(whole.stages)}"
-                )
+            spec = whole.stages[stage.model_stage]
             if roles.count(stage.model_stage) > 1:
                 raise ValueError(f"stages.{name}: another stage runs the {stage.model_stage}, too")
             if spec.engine != stage.engine:
@@ -194,57 +187,32 @@ class StageConfig(FrozenModel):
             )
         for number, edge in enumerate(self.edges):
             payload = self.spec_of(edge).payload
-            if not isinstance(payload, TokenFrames) and edge.chunks is not None:
-                raise ValueError(f"edges[{number}]: remove 'chunks', only an edge with codec tokens has it")
-            if not isinstance(payload, Embeddings) and edge.queue.transport != "inline":
+            if isinstance(payload, Embeddings):
+                if edge.chunks is not None:
+                    raise ValueError(
+                        f"edges[{number}]: remove 'chunks', only an edge with codec tokens has it"
+                    )
+                for name in (edge.source, edge.target):
+                    self._refuse_engine_arg(
+                        name, "speculative_config", "rows of rejected draft tokens would reach the next stage"
+                    )
+                self._refuse_engine_arg(edge.target, "enable_prefix_caching", _NOT_DETERMINED)
+            elif edge.queue.transport != "inline":
                 raise ValueError(
                     f"edges[{number}].queue.transport must be inline from {edge.source} to {edge.target}: "
                     "only embeddings travel through shared memory"
                 )
-            if isinstance(payload, Embeddings):
-                self._check_embeddings(edge)
-            if isinstance(payload, TokenFrames) and payload.num_predicted:
-                self._check_predicted(edge)
-
-    def _check_embeddings(self, edge: Edge) -> None:
-        for name in (edge.source, edge.target):
-            stage = self.stages[name]
-            assert isinstance(stage, ArStage)
-            if stage.pipeline_parallel_size > 1:
-                raise ValueError(
-                    f"stages.{name}.pipeline_parallel_size must be 1: rows of hidden states cannot leave or "
-                    "enter a pipeline-parallel stage; use tensor_parallel_size"
+            elif payload.num_predicted:
+                self._refuse_engine_arg(
+                    edge.source,
+                    "speculative_config",
+                    "codes would be predicted for rejected draft tokens",
                 )
-            if stage.engine_args.get("speculative_config") is not None:
-                raise ValueError(
-                    f"stages.{name}.engine_args.speculative_config must go: rows of rejected draft tokens "
-                    "would reach the next stage"
-                )
-        if self.stages[edge.target].engine_args.get("enable_prefix_caching"):
-            raise ValueError(
-                f"stages.{edge.target}.engine_args.enable_prefix_caching must be off: the stage's token ids "
-                "do not determine its inputs"
-            )
+                self._refuse_engine_arg(edge.source, "enable_prefix_caching", _NOT_DETERMINED)
 
-    def _check_predicted(self, edge: Edge) -> None:
-        name = edge.source
-        stage = self.stages[name]
-        assert isinstance(stage, ArStage)
-        if stage.pipeline_parallel_size > 1:
-            raise ValueError(
-                f"stages.{name}.pipeline_parallel_size must be 1: codes predicted on the last rank are "
-                "inputs of the first; use tensor_parallel_size"
-            )
-        if stage.engine_args.get("speculative_config") is not None:
-            raise ValueError(
-                f"stages.{name}.engine_args.speculative_config must go: codes would be predicted for "
-                "rejected draft tokens"
-            )
-        if stage.engine_args.get("enable_prefix_caching"):
-            raise ValueError(
-                f"stages.{name}.engine_args.enable_prefix_caching must be off: predicted codes are inputs, "
-                "which the stage's token ids do not determine"
-            )
+    def _refuse_engine_arg(self, name: str, argument: str, reason: str) -> None:
+        if self.stages[name].engine_args.get(argument):
+            raise ValueError(f"stages.{name}.engine_args.{argument} is not supported: {reason}")
 
     @model_validator(mode="after")
     def _check_precision(self) -> "StageConfig":
@@ -320,11 +288,6 @@ class StageConfig(FrozenModel):
         payload = None if self.speech_edge is None else self.spec_of(self.speech_edge).payload
         return payload if isinstance(payload, TokenFrames) else TokenFrames()
 
-    @property
-    def num_codebooks(self) -> int:
-        """Codec tokens of a frame on `speech_edge`."""
-        return self.frames.num_codebooks
-
     def stages_for(self, outputs: Collection[Output]) -> tuple[str, ...]:
         """Names of the stages that a request for `outputs` passes through, the entry first."""
         needed = self.pipeline.stages_for(outputs)
@@ -349,7 +312,7 @@ def _deployed(family: str, stages: frozenset[str]) -> Pipeline:
 
 
 def _completed(document: dict[str, Any], family: str, pipeline: Pipeline) -> dict[str, Any]:
-    """The document with the family's `model_stage`, `engine`, `edges`, `function`, `queue` and `chunks`
+    """The document with the family's `model_stage`, `engine`, `edges`, `queue` and `chunks`
     wherever it has none of its own. Raises `ValueError` for a stage whose part of the model is unknown."""
     stages = document.get("stages")
     if not isinstance(stages, dict):
@@ -360,7 +323,7 @@ def _completed(document: dict[str, Any], family: str, pipeline: Pipeline) -> dic
         if isinstance(stage, dict):
             role = stage.get("model_stage", name)
             spec = pipeline.stages.get(role) if isinstance(role, str) else None
-            if spec is None and isinstance(role, str) and "engine" not in stage:
+            if spec is None and isinstance(role, str):
                 raise ValueError(
                     f"stages.{name}.model_stage is '{role}'; the stages of {family} are "
                     f"{', '.join(pipeline.stages)}"
@@ -389,16 +352,12 @@ def _completed_edge(edge: dict[str, Any], roles: dict[Any, str], pipeline: Pipel
     spec = next((spec for spec in pipeline.edges if (spec.source, spec.target) == ends), None)
     if spec is None:
         return edge
-    defaults: dict[str, Any] = {"function": spec.function}
-    if not isinstance(spec.payload, Embeddings):
-        defaults["queue"] = {"transport": "inline"}
-    if isinstance(spec.payload, TokenFrames):
-        plan, chunks = spec.chunks or ChunkPlan(), edge.get("chunks")
-        defaults["chunks"] = plan
-        if isinstance(chunks, dict):
-            of_family = {name: getattr(plan, name) for name in plan.model_fields_set}
-            edge = edge | {"chunks": Declared(type(plan), of_family | chunks)}
-    given = {
-        key: value for key, value in edge.items() if value is not None or key not in ("function", "chunks")
-    }
-    return defaults | given
+    if isinstance(spec.payload, Embeddings):
+        return edge
+    plan, chunks = spec.chunks or ChunkPlan(), edge.get("chunks")
+    if chunks is None:
+        chunks = plan
+    elif isinstance(chunks, dict):
+        of_family = {name: getattr(plan, name) for name in plan.model_fields_set}
+        chunks = Declared(type(plan), of_family | chunks)
+    return {"queue": {"transport": "inline"}} | edge | {"chunks": chunks}

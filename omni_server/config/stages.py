@@ -130,8 +130,6 @@ class ArStage(CommonStage):
     """Autoregressive. If omitted, the engine that the family declares for `model_stage`."""
     tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
     """Ranks that share each layer."""
-    pipeline_parallel_size: Annotated[int, Field(ge=1)] = 1
-    """Ranks that split the layers. Must be 1 for a stage that sends or receives embeddings."""
     default_sampling: SamplingDefaults = SamplingDefaults()
     """Sampling parameters, used unless the request sets them."""
     predictor_sampling: PredictorSampling = PredictorSampling()
@@ -141,7 +139,7 @@ class ArStage(CommonStage):
     @property
     def num_ranks(self) -> int:
         """Processes that compute the model together, in each replica."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.tensor_parallel_size
 
     @model_validator(mode="after")
     def _check_parallelism(self) -> "ArStage":

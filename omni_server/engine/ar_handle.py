@@ -10,7 +10,7 @@ from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.inputs.engine import tokens_input
 
 from omni_server.engine.ar_stream import ArStream
-from omni_server.engine.async_engine import RowSink, StageAsyncLLM, abort, stage_errors
+from omni_server.engine.async_engine import RowSink, abort, stage_errors
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_handle import BuildEngine, EngineHandle
 from omni_server.engine.feed_outbox import FeedOutbox
@@ -19,7 +19,7 @@ from omni_server.engine.prompt_rendering import PromptRenderer, RenderedPrompt
 from omni_server.engine.token_table import TokenTable
 from omni_server.errors import InvalidRequestError, StageDeadError, StageError
 from omni_server.family import Prompt
-from omni_server.metrics.stage_metrics import ArStageMetrics
+from omni_server.metrics.stage_metrics import ArStageMetrics, RequestMeter
 from omni_server.protocol.rows import AddressedFeed, SharedBlock
 from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.block_ledger import BlockLedger
@@ -32,7 +32,7 @@ _MAX_CAUSE = 300
 _SOURCE_PLACE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+: ")
 
 
-class ArHandle(EngineHandle[StageAsyncLLM]):
+class ArHandle(EngineHandle):
     """Handle of an engine that samples tokens."""
 
     max_model_len: int
@@ -41,7 +41,7 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
     def __init__(
         self,
         name: str,
-        build: BuildEngine[StageAsyncLLM],
+        build: BuildEngine,
         *,
         output_ledger: BlockLedger | None = None,
         input_ledgers: Sequence[BlockLedger] = (),
@@ -56,14 +56,14 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
         self._grammars = GrammarCheck(lambda: self.engine.vllm_config)
         self.outbox = FeedOutbox(self.feed, self._drop if input_ledgers else None, self._fail)
 
-    def attach(self, built: BuiltEngine[StageAsyncLLM]) -> None:
+    def attach(self, built: BuiltEngine) -> None:
         engine = built.client
         engine.output_processor.stage_metrics = self.metrics  # counters survive a restart
         engine.output_processor.row_ledger = self._output_ledger
         self.max_model_len = engine.model_config.max_model_len
         super().attach(built)
 
-    def detach(self, reason: str) -> BuiltEngine[StageAsyncLLM] | None:
+    def detach(self, reason: str) -> BuiltEngine | None:
         self.metrics.reported(num_running=0, num_waiting=0, kv_cache_usage=0.0)
         self._grammars.end()
         return super().detach(reason)
@@ -143,17 +143,17 @@ class ArHandle(EngineHandle[StageAsyncLLM]):
             token_ids, engine_input = prompt.token_ids, prompt.engine_input
         else:
             token_ids, engine_input = prompt, tokens_input(list(prompt))
-        meter = self.metrics.request(len(token_ids), has_each_token=tokens_per_output == 1)
+        meter = RequestMeter(self.metrics, len(token_ids), has_each_token=tokens_per_output == 1)
         if tokens_per_output > 1:
             params.extra_args = (params.extra_args or {}) | {TOKENS_PER_OUTPUT_KEY: tokens_per_output}
         if row_sink is not None:
-            engine.row_sinks[request_id] = row_sink
+            engine.output_processor.row_sinks[request_id] = row_sink
         try:
             with stage_errors(self.name):
                 queue = await engine.add_request(request_id, engine_input, params, priority=priority)
         except BaseException as exc:
-            engine.row_sinks.pop(request_id, None)
-            engine.drop_codes(request_id)
+            engine.output_processor.row_sinks.pop(request_id, None)
+            engine.output_processor.drop_codes(request_id)
             # If this was cancelled while sending, the engine may already have the request.
             await abort(engine, request_id, internal=False)
             if isinstance(exc, VLLMClientError):

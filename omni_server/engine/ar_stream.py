@@ -98,7 +98,7 @@ class ArStream:
 
     def _predicted(self, num_tokens: int) -> npt.NDArray[np.int16] | None:
         """The codes predicted for the next tokens. Raises `CorruptDataError` if they have not come."""
-        codes = self.engine.take_codes(self.external_id, num_tokens)
+        codes = self.engine.output_processor.take_codes(self.external_id, num_tokens)
         if codes is not None and len(codes) < num_tokens:
             raise CorruptDataError(
                 self.stage, "shape", f"{num_tokens} tokens with {len(codes)} rows of codes"
@@ -169,8 +169,8 @@ class ArStream:
 
     async def close(self) -> None:
         """Stops the request if it is still running, and forgets it. Rows that arrive later are dropped."""
-        self.engine.row_sinks.pop(self.external_id, None)
-        self.engine.drop_codes(self.external_id)
+        self.engine.output_processor.row_sinks.pop(self.external_id, None)
+        self.engine.output_processor.drop_codes(self.external_id)
         if not self._is_finished:
             self._is_finished = True
             self.meter.ended("abort")

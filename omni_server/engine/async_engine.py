@@ -1,5 +1,5 @@
-"""vLLM's client of an engine, as our stages use it. Rows and predicted codes that arrive with tokens are
-removed before vLLM sees the output, engine errors become ours, and the resources of a dead engine in this
+"""vLLM's client of an engine, as our stages use it. Rows, predicted codes and events are removed before vLLM sees
+an output, engine errors become ours, and the resources of a dead engine in this
 process are released."""
 
 import asyncio
@@ -23,6 +23,7 @@ from vllm.v1.metrics.stats import SchedulerStats
 from omni_server.engine.cancellation import in_daemon_thread
 from omni_server.errors import StageDeadError, StageError
 from omni_server.metrics.stage_metrics import ArStageMetrics
+from omni_server.protocol.images import StageEvent, decode_event
 from omni_server.protocol.rows import (
     FEEDS_KEY,
     FEEDS_REQUEST_ID,
@@ -36,15 +37,23 @@ from omni_server.protocol.runtime_config import StageRuntimeConfig
 from omni_server.transport.block_ledger import BlockLedger
 
 RowSink = Callable[[RowsPayload], None]
+EventSink = Callable[[StageEvent], None]
 
 CLOSE_TIMEOUT_S = 30.0
 
 
-class ReplacedOutputProcessor(OutputProcessor):
-    """Takes the place of the output processor that `AsyncLLM` creates, for which it has no parameter."""
+class StageOutputProcessor(OutputProcessor):
+    """Takes the place of the output processor that `AsyncLLM` creates, for which it has no parameter. Removes rows
+    and predicted codes, or events, from the outputs before vLLM sees them.
 
-    def __init__(self, made: OutputProcessor) -> None:
-        """Copies the configuration of `made`, which vLLM has just created for an engine without requests."""
+    vLLM treats an output with a pooling result as that of a pooling request and does not detokenise it. An event
+    has the form of a result, but does not finish its request (`stages.runtime.step_scheduler`).
+    """
+
+    def __init__(self, made: OutputProcessor, runtime: StageRuntimeConfig | None) -> None:
+        """Copies the configuration of `made`, which vLLM has just created for an engine without requests.
+        `runtime` is that of an autoregressive stage. If it has `num_predicted`, results that come with tokens are
+        not rows but codes, int16 `[n, num_predicted]`."""
         super().__init__(
             made.tokenizer,
             log_stats=made.log_stats,
@@ -52,21 +61,12 @@ class ReplacedOutputProcessor(OutputProcessor):
             tracing_enabled=made.tracing_enabled,
             admission_stats=made.admission_stats,
         )
-
-
-class RowOutputProcessor(ReplacedOutputProcessor):
-    """Removes row payloads and predicted codes from the outputs of generating requests before vLLM sees them.
-
-    vLLM treats an output with a pooling result as that of a pooling request and does not detokenise it.
-    """
-
-    def __init__(self, made: OutputProcessor, num_predicted: int = 0) -> None:
-        """If `num_predicted` is set, results that come with tokens are not rows but codes, int16 `[n,
-        num_predicted]`."""
-        super().__init__(made)
         self.row_sinks: dict[str, RowSink] = {}
-        """By the id given to `add_request`."""
-        self._num_predicted = num_predicted
+        """By the id given to `add_request`, before that call."""
+        self.event_sinks: dict[str, EventSink] = {}
+        """As `row_sinks`."""
+        self._has_events = runtime is None
+        self._num_predicted = 0 if runtime is None else runtime.num_predicted
         self._codes: dict[str, npt.NDArray[np.int16]] = {}  # of tokens that nobody has taken yet; same ids
         self.row_ledger: BlockLedger | None = None
         """Ledger of the queue that the stage writes its rows to; None if it has none."""
@@ -88,13 +88,16 @@ class RowOutputProcessor(ReplacedOutputProcessor):
     ) -> OutputProcessorOutput:
         kept = []
         for output in engine_core_outputs:
-            state = self.request_states.get(output.request_id)
-            is_pooling = state is not None and state.detokenizer is None
-            if output.pooling_output is None or is_pooling:
+            if output.pooling_output is None or (self._has_events and output.finish_reason is not None):
                 kept.append(output)
                 continue
-            result, output.pooling_output = output.pooling_output.numpy(), None
+            state = self.request_states.get(output.request_id)
             request_id = None if state is None else state.external_req_id
+            result, output.pooling_output = output.pooling_output.numpy(), None
+            if self._has_events:
+                if request_id is not None and (sink := self.event_sinks.get(request_id)) is not None:
+                    sink(decode_event(result.tobytes()))
+                continue
             if self._num_predicted:
                 if request_id is not None:
                     waiting = self._codes.get(request_id)
@@ -119,6 +122,7 @@ class RowOutputProcessor(ReplacedOutputProcessor):
         return codes[:num_tokens]
 
     def drop_codes(self, request_id: str) -> None:
+        """Forgets the codes of a request whose tokens nobody takes any more."""
         self._codes.pop(request_id, None)
 
     def _deliver(self, request_id: str | None, payload: RowsPayload) -> None:
@@ -133,38 +137,22 @@ class RowOutputProcessor(ReplacedOutputProcessor):
 
 
 class StageAsyncLLM(AsyncLLM):
-    """vLLM's client of an engine, for stages that may send rows with their tokens."""
+    """vLLM's client of an engine."""
 
-    output_processor: RowOutputProcessor
+    output_processor: StageOutputProcessor
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """See `AsyncLLM`. Must not be called in a running event loop, because vLLM would begin to read
         outputs."""
         super().__init__(*args, **kwargs)
-        # AsyncLLM creates its output processor itself and has no parameter for the class. The processor has
-        # no request yet, and only this object refers to it.
+        # The processor has no request yet, and only this object refers to it.
         assert self.output_handler is None
-        match self.vllm_config.additional_config:
-            case StageRuntimeConfig(num_predicted=num_predicted):
-                pass
-            case _:  # another kind of engine
-                num_predicted = 0
-        self.output_processor = RowOutputProcessor(self.output_processor, num_predicted)
+        runtime = self.vllm_config.additional_config
+        self.output_processor = StageOutputProcessor(
+            self.output_processor, runtime if isinstance(runtime, StageRuntimeConfig) else None
+        )
         # Grammars are checked before (`GrammarCheck`); here, vLLM would do it on the event loop.
         self.input_processor.structured_outputs_config = None
-
-    @property
-    def row_sinks(self) -> dict[str, RowSink]:
-        """Receivers of rows, by the id given to `add_request`. Must be set before that call."""
-        return self.output_processor.row_sinks
-
-    def take_codes(self, request_id: str, num_tokens: int) -> npt.NDArray[np.int16] | None:
-        """See `RowOutputProcessor.take_codes`."""
-        return self.output_processor.take_codes(request_id, num_tokens)
-
-    def drop_codes(self, request_id: str) -> None:
-        """Forgets the codes of a request whose tokens nobody takes any more."""
-        self.output_processor.drop_codes(request_id)
 
     def fail(self, engine_id: str, error: StageError) -> None:
         """Ends the outputs of a request with `error`, unless it has ended."""

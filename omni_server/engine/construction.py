@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 import zmq
@@ -20,10 +20,10 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.renderers import BaseRenderer
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 from vllm.utils.network_utils import ZmqListener, make_zmq_listener
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.utils import EngineHandshakeMetadata, EngineZmqAddresses
 from vllm.v1.executor import Executor
 
+from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.cancellation import in_daemon_thread, uninterrupted
 from omni_server.engine.engine_main import run_engine
 from omni_server.engine.engine_processes import KILL_TIMEOUT_S, EngineProcesses
@@ -34,9 +34,6 @@ from omni_server.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-EngineT = TypeVar("EngineT", bound=AsyncLLM)
-EngineT_co = TypeVar("EngineT_co", bound=AsyncLLM, covariant=True)
-
 CONNECT_TIMEOUT_S = 5
 """Timeout for connecting to an existing socket."""
 
@@ -45,16 +42,16 @@ _IDENTITY = (0).to_bytes(2, "little")
 
 
 @dataclass(frozen=True)
-class BuiltEngine(Generic[EngineT_co]):
+class BuiltEngine:
     """An engine that is ready."""
 
-    client: EngineT_co
+    client: StageAsyncLLM
     processes: EngineProcesses
 
 
 async def build_engine(
     name: str,
-    client_class: type[EngineT],
+    client_class: type[StageAsyncLLM],
     arguments: AsyncEngineArgs,
     *,
     environment: Mapping[str, str],
@@ -62,7 +59,7 @@ async def build_engine(
     timeout_s: float,
     progress: StartProgress,
     renderer: BaseRenderer[Any] | None = None,
-) -> BuiltEngine[EngineT]:
+) -> BuiltEngine:
     """Builds the engine of stage `name`. Its process gets only `environment`; its sockets are in `folder`.
     `renderer` is that of its predecessor, if it has one.
 
@@ -83,14 +80,14 @@ async def build_engine(
 
 
 @dataclass
-class _Building(Generic[EngineT]):
+class _Building:
     """One engine under construction.
 
     Blocking calls run in threads. If the engine is given up, the threads are abandoned, and end whatever they
     create afterwards.
     """
 
-    client_class: type[EngineT]
+    client_class: type[StageAsyncLLM]
     arguments: AsyncEngineArgs
     environment: Mapping[str, str]
     folder: Path
@@ -104,10 +101,10 @@ class _Building(Generic[EngineT]):
         self._is_given_up = threading.Event()
         self._process: BaseProcess | None = None
         self._processes: EngineProcesses | None = None
-        self._client: asyncio.Task[EngineT] | None = None
+        self._client: asyncio.Task[StageAsyncLLM] | None = None
         self._has_client = threading.Event()
 
-    async def run(self) -> BuiltEngine[EngineT]:
+    async def run(self) -> BuiltEngine:
         try:
             config = await in_daemon_thread(self.arguments.create_engine_config)
             processes = self._processes = await in_daemon_thread(lambda: EngineProcesses(self._start(config)))
@@ -144,7 +141,7 @@ class _Building(Generic[EngineT]):
             self._output_address, zmq.PULL
         )
 
-    def _make_client(self, config: VllmConfig, listeners: tuple[ZmqListener, ZmqListener]) -> EngineT:
+    def _make_client(self, config: VllmConfig, listeners: tuple[ZmqListener, ZmqListener]) -> StageAsyncLLM:
         """Creates vLLM's client. Its constructor returns when the engine has greeted it."""
         inputs, outputs = listeners
         try:

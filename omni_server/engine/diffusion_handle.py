@@ -6,14 +6,13 @@ from vllm import PoolingParams
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import PoolingRequestOutput
 
-from omni_server.engine.async_engine import abort, stage_errors
+from omni_server.engine.async_engine import EventSink, abort, stage_errors
 from omni_server.engine.engine_handle import EngineHandle
-from omni_server.engine.event_engine import EventAsyncLLM, EventSink
 from omni_server.protocol.diffusion import INPUT_KEY, STREAMS_KEY
 from omni_server.transport.result import decode_result
 
 
-class DiffusionHandle(EngineHandle[EventAsyncLLM]):
+class DiffusionHandle(EngineHandle):
     """Handle of an engine that returns one tensor per request."""
 
     async def run(
@@ -43,7 +42,7 @@ class DiffusionHandle(EngineHandle[EventAsyncLLM]):
         params = PoolingParams(task="plugin", extra_kwargs=extra)
         engine = self.engine
         if on_event is not None:
-            engine.event_sinks[request_id] = on_event
+            engine.output_processor.event_sinks[request_id] = on_event
         try:
             with stage_errors(self.name):
                 queue = await engine.add_request(
@@ -55,7 +54,7 @@ class DiffusionHandle(EngineHandle[EventAsyncLLM]):
             await abort(engine, request_id, internal=False)
             raise
         finally:
-            engine.event_sinks.pop(request_id, None)
+            engine.output_processor.event_sinks.pop(request_id, None)
         assert isinstance(output, PoolingRequestOutput)
         result: npt.NDArray[np.float32] = decode_result(output.outputs.data, self.name).float().numpy()
         return result

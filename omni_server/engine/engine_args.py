@@ -54,7 +54,6 @@ def ar_engine_args(
         "additional_config": runtime,
         "generation_config": str(EMPTY_GENERATION_CONFIG),
         "tensor_parallel_size": stage.tensor_parallel_size,
-        "pipeline_parallel_size": stage.pipeline_parallel_size,
         "distributed_executor_backend": "uni" if stage.num_ranks == 1 else "mp",
         "dtype": stage.dtype,
         # By default vLLM chooses the backend that the first structured request needs, and keeps it.

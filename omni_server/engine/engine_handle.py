@@ -9,11 +9,9 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from vllm.v1.engine.async_llm import AsyncLLM
-
-from omni_server.engine.async_engine import close_frontend, stage_errors, wake
+from omni_server.engine.async_engine import StageAsyncLLM, close_frontend, stage_errors, wake
 from omni_server.engine.cancellation import in_daemon_thread, uninterrupted
 from omni_server.engine.construction import BuiltEngine
 from omni_server.engine.engine_processes import KILL_TIMEOUT_S, EngineProcesses
@@ -23,11 +21,10 @@ from omni_server.metrics.replica_name import split_replica_name
 
 logger = logging.getLogger(__name__)
 
-EngineT = TypeVar("EngineT", bound=AsyncLLM)
-HandleT = TypeVar("HandleT", bound="EngineHandle[Any]")
-HandleT_co = TypeVar("HandleT_co", bound="EngineHandle[Any]", covariant=True)
+HandleT = TypeVar("HandleT", bound="EngineHandle")
+HandleT_co = TypeVar("HandleT_co", bound="EngineHandle", covariant=True)
 
-BuildEngine = Callable[[StartProgress], Awaitable[BuiltEngine[EngineT]]]
+BuildEngine = Callable[[StartProgress], Awaitable[BuiltEngine]]
 """Returns an engine that is ready. Raises `ConfigError`."""
 
 SHUTDOWN_TIMEOUT_S = 3.0
@@ -50,7 +47,7 @@ class Stage(Generic[HandleT_co]):
         """Whether no engine can accept a request."""
         return all(handle.is_dead for handle in self.handles)
 
-    def choose(self, wanted: "EngineHandle[Any] | None" = None) -> HandleT_co:
+    def choose(self, wanted: "EngineHandle | None" = None) -> HandleT_co:
         """Binds a new request to an engine: to `wanted` if it belongs to the stage, otherwise, of those that
         are up, to the one with the fewest requests; equal ones take turns. An engine that is being replaced
         is chosen only if no other one is up. While the stage is down, returns one whose calls raise
@@ -73,14 +70,14 @@ class Stage(Generic[HandleT_co]):
         return next((handle for handle in self.handles if not handle.is_dead), self.handles[0])
 
 
-class EngineHandle(Generic[EngineT]):
+class EngineHandle:
     """One engine, which is replaced if it dies: `start`, and another `start` after each `kill`.
 
     The calls of a request depend on the kind of stage: `ArHandle.open` and `feed`, or
     `DiffusionHandle.run`.
     """
 
-    def __init__(self, name: str, build: BuildEngine[EngineT]) -> None:
+    def __init__(self, name: str, build: BuildEngine) -> None:
         """`name` is one of `omni_server.metrics.replica_name`."""
         self.name = name
         """Name in errors, logs and metrics."""
@@ -94,7 +91,7 @@ class EngineHandle(Generic[EngineT]):
         """Whether the engine is about to be replaced and should get no new requests."""
         self.life = EngineLife(name)
         self._build = build
-        self._built: BuiltEngine[EngineT] | None = None
+        self._built: BuiltEngine | None = None
 
     def leave(self) -> None:
         """Ends the binding of a request by `Stage.choose`."""
@@ -104,12 +101,12 @@ class EngineHandle(Generic[EngineT]):
         """Builds the first engine, or the successor of one that was killed. Raises `ConfigError`."""
         self.attach(await self._build(progress))
 
-    def attach(self, built: BuiltEngine[EngineT]) -> None:
+    def attach(self, built: BuiltEngine) -> None:
         """Makes `built` the current engine."""
         self._built = built
         self.life.came_up()
 
-    def detach(self, reason: str) -> BuiltEngine[EngineT] | None:
+    def detach(self, reason: str) -> BuiltEngine | None:
         """Marks the engine as down: every request that needs it fails immediately with a `StageDeadError`
         that gives `reason`. Returns the engine, which the caller must end, or None if there is none."""
         built, self._built = self._built, None
@@ -126,7 +123,7 @@ class EngineHandle(Generic[EngineT]):
         if built is not None:
             await uninterrupted(self._end(built))
 
-    async def _end(self, built: BuiltEngine[EngineT]) -> None:
+    async def _end(self, built: BuiltEngine) -> None:
         processes = built.processes
         await in_daemon_thread(processes.kill)
         has_ended = await in_daemon_thread(partial(processes.wait, KILL_TIMEOUT_S))
@@ -145,7 +142,7 @@ class EngineHandle(Generic[EngineT]):
         return 0
 
     @property
-    def engine(self) -> EngineT:
+    def engine(self) -> StageAsyncLLM:
         """vLLM's client. Raises `StageDeadError` while the engine is down and after `shutdown`."""
         if self._built is None:
             self.life.check()

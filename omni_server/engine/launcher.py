@@ -25,9 +25,8 @@ from omni_server.engine.cancellation import in_daemon_thread, uninterrupted
 from omni_server.engine.construction import BuiltEngine, build_engine
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_args import ar_engine_args, diffusion_engine_args
-from omni_server.engine.engine_handle import EngineT, Stage
+from omni_server.engine.engine_handle import Stage
 from omni_server.engine.environment import VISIBLE_DEVICES, compiles, only_devices
-from omni_server.engine.event_engine import EventAsyncLLM
 from omni_server.engine.mps import MpsDaemon, start_mps
 from omni_server.engine.process_files import (
     TempFolder,
@@ -140,28 +139,26 @@ async def start_engines(
 def _add_stages(engines: Engines, config: StageConfig, builder: "EngineBuilder") -> None:
     """Adds the engines of all stages, which are not started yet."""
     for name, stage in config.stages.items():
-        replicas = replica_names(name, stage.replicas)
-        if isinstance(stage, ArStage):
-            written = next(
-                (ledgers for (source, _), ledgers in engines.ledgers.items() if source == name), ()
-            )
-            read = next((ledgers for (_, target), ledgers in engines.ledgers.items() if target == name), ())
-            ar = [
-                ArHandle(
-                    replica,
-                    partial(builder.build_ar, name, stage, number=number),
-                    output_ledger=written[number] if written else None,
-                    input_ledgers=read,
-                )
-                for number, replica in enumerate(replicas)
-            ]
-            engines.ar[name] = Stage(name, ar)
-        else:
-            diffusion = [
-                DiffusionHandle(replica, partial(builder.build_diffusion, name, stage, number=number))
-                for number, replica in enumerate(replicas)
-            ]
+        builds = {
+            replica: partial(builder.build, name, number=number)
+            for number, replica in enumerate(replica_names(name, stage.replicas))
+        }
+        if isinstance(stage, DiffusionStage):
+            diffusion = [DiffusionHandle(replica, build) for replica, build in builds.items()]
             engines.diffusion[name] = Stage(name, diffusion)
+            continue
+        written = next((ledgers for (source, _), ledgers in engines.ledgers.items() if source == name), ())
+        read = next((ledgers for (_, target), ledgers in engines.ledgers.items() if target == name), ())
+        ar = [
+            ArHandle(
+                replica,
+                build,
+                output_ledger=written[number] if written else None,
+                input_ledgers=read,
+            )
+            for number, (replica, build) in enumerate(builds.items())
+        ]
+        engines.ar[name] = Stage(name, ar)
 
 
 def _make_queues(
@@ -206,67 +203,11 @@ class EngineBuilder:
         self._variables = dict(os.environ)
         self._renderers: dict[str, BaseRenderer[Any]] = {}
 
-    async def build_ar(
-        self, name: str, stage: ArStage, progress: StartProgress, number: int = 0
-    ) -> BuiltEngine[StageAsyncLLM]:
+    async def build(self, name: str, progress: StartProgress, number: int = 0) -> BuiltEngine:
         """Builds the engine of the stage's replica with this number. Raises `ConfigError`."""
+        stage = self.config.stages[name]
         replica = replica_names(name, stage.replicas)[number]
-        outgoing = self.config.edge_from(name, Embeddings)
-        incoming = self.config.edge_into(name)
-        speech = self.config.speech_edge
-        received = None if incoming is None else self.config.spec_of(incoming).payload
-        runtime = StageRuntimeConfig(
-            model_dir=str(self._folder(name)),
-            row_producer=None if outgoing is None else outgoing.function,
-            output_queue=None if outgoing is None else self.queues[outgoing.source, outgoing.target][number],
-            input_queues=() if incoming is None else self.queues[incoming.source, incoming.target],
-            row_table=isinstance(received, Embeddings) and received.text_ids,
-            # Operators who want batch-invariant sums get them from vLLM's kernels.
-            decoding_kernels=not vllm_envs.VLLM_BATCH_INVARIANT,
-            num_predicted=0 if speech is None or speech.source != name else self.config.frames.num_predicted,
-            predictor_sampling=PredictorSamplingSpec(**stage.predictor_sampling.model_dump()),
-        )
-        arguments = ar_engine_args(
-            self._folder(name),
-            stage,
-            runtime,
-            platform=self.config.platform,
-            load_format=self.load_format,
-            hf_overrides=self.family.hf_overrides(stage.model_stage),
-        )
-        return await self._build(replica, stage, number, StageAsyncLLM, arguments, progress)
-
-    async def build_diffusion(
-        self, name: str, stage: DiffusionStage, progress: StartProgress, number: int = 0
-    ) -> BuiltEngine[EventAsyncLLM]:
-        """Builds the engine of the stage's replica with this number. Raises `ConfigError`."""
-        replica = replica_names(name, stage.replicas)[number]
-        spec = self.config.stage_spec(name)
-        arguments = diffusion_engine_args(
-            self._folder(name),
-            stage,
-            platform=self.config.platform,
-            load_format=self.load_format,
-            hf_overrides=self.family.hf_overrides(stage.model_stage),
-            stepwise=spec.stepwise,
-            carries_state=self.config.carries_state,
-        )
-        return await self._build(replica, stage, number, EventAsyncLLM, arguments, progress)
-
-    def _folder(self, name: str) -> Path:
-        """Where the stage's weights are."""
-        folder = self.config.stage_spec(name).folder
-        return self.model_dir if folder is None else self.model_dir / folder
-
-    async def _build(
-        self,
-        replica: str,
-        stage: ArStage | DiffusionStage,
-        number: int,
-        client_class: type[EngineT],
-        arguments: AsyncEngineArgs,
-        progress: StartProgress,
-    ) -> BuiltEngine[EngineT]:
+        arguments = self._arguments(name, stage, number)
         check_descriptors()
         await in_daemon_thread(self.temp.check_room)
         arguments.additional_config = msgspec.structs.replace(
@@ -276,7 +217,7 @@ class EngineBuilder:
         )
         built = await build_engine(
             replica,
-            client_class,
+            StageAsyncLLM,
             arguments,
             environment=self._environment(stage.devices_of(number)),
             folder=self.temp.path,
@@ -287,6 +228,45 @@ class EngineBuilder:
         self._renderers[replica] = built.client.renderer
         progress.is_ready(replica)
         return built
+
+    def _arguments(self, name: str, stage: ArStage | DiffusionStage, number: int) -> AsyncEngineArgs:
+        folder, spec = self.model_dir, self.config.stage_spec(name)
+        if spec.folder is not None:
+            folder /= spec.folder
+        hf_overrides = self.family.hf_overrides(stage.model_stage)
+        if isinstance(stage, DiffusionStage):
+            return diffusion_engine_args(
+                folder,
+                stage,
+                platform=self.config.platform,
+                load_format=self.load_format,
+                hf_overrides=hf_overrides,
+                stepwise=spec.stepwise,
+                carries_state=self.config.carries_state,
+            )
+        outgoing = self.config.edge_from(name, Embeddings)
+        incoming = self.config.edge_into(name)
+        speech = self.config.speech_edge
+        received = None if incoming is None else self.config.spec_of(incoming).payload
+        runtime = StageRuntimeConfig(
+            model_dir=str(folder),
+            row_producer=None if outgoing is None else self.config.spec_of(outgoing).function,
+            output_queue=None if outgoing is None else self.queues[outgoing.source, outgoing.target][number],
+            input_queues=() if incoming is None else self.queues[incoming.source, incoming.target],
+            row_table=isinstance(received, Embeddings) and received.text_ids,
+            # Operators who want batch-invariant sums get them from vLLM's kernels.
+            decoding_kernels=not vllm_envs.VLLM_BATCH_INVARIANT,
+            num_predicted=0 if speech is None or speech.source != name else self.config.frames.num_predicted,
+            predictor_sampling=PredictorSamplingSpec(**stage.predictor_sampling.model_dump()),
+        )
+        return ar_engine_args(
+            folder,
+            stage,
+            runtime,
+            platform=self.config.platform,
+            load_format=self.load_format,
+            hf_overrides=hf_overrides,
+        )
 
     def _environment(self, devices: Sequence[int]) -> dict[str, str]:
         """Returns the environment of an engine's process: its devices, its share of the cores, and its folder

@@ -1,7 +1,6 @@
 """Sizes an edge's queue. Does not import vLLM: `omni-server check` uses it without starting anything."""
 
 from omni_server.config.stage_config import Edge, StageConfig
-from omni_server.config.stages import ArStage
 from omni_server.family import FamilyModel
 from omni_server.protocol.runtime_config import QueueSpec
 
@@ -20,5 +19,5 @@ def queue_layout(config: StageConfig, edge: Edge, model: FamilyModel) -> QueueSp
         slot_bytes=producer.max_num_batched_tokens * (row_bytes + POSITION_BYTES)
         + producer.max_num_seqs * (model.extra_rows_per_request * row_bytes + POSITION_BYTES),
         max_portions=producer.max_num_seqs,
-        num_consumers=consumer.tensor_parallel_size if isinstance(consumer, ArStage) else 1,
+        num_consumers=consumer.num_ranks,
     )

@@ -2,17 +2,19 @@
 began."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from types import TracebackType
 
-from omni_server.protocol.local_socket import bound_socket, new_socket_name, receive_own
-from omni_server.protocol.start_report import Phase, PhaseReport, ProgressSpec, decode_report
+from omni_server.protocol.start_report import (
+    Phase,
+    PhaseReport,
+    ProgressSpec,
+    bound_socket,
+    new_socket_name,
+    receive_report,
+)
 
-logger = logging.getLogger(__name__)
-
-MAX_REPORT_BYTES = 4096
 LONGEST_SILENCE_S = 15.0
 """After this time without a report, a line says what is being waited for."""
 
@@ -35,7 +37,6 @@ class StartProgress:
     def __enter__(self) -> "StartProgress":
         self._loop = asyncio.get_running_loop()
         self._socket = bound_socket(self._socket_name)
-        self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._read)
         self._next_look = self._loop.call_later(LONGEST_SILENCE_S, self._break_silence)
         return self
@@ -84,15 +85,11 @@ class StartProgress:
     def _read(self) -> None:
         while True:
             try:
-                data = receive_own(self._socket, MAX_REPORT_BYTES)
+                report = receive_report(self._socket)
             except BlockingIOError:
                 return
-            if data is None:
-                continue
-            try:
-                self._show(decode_report(data))
-            except ValueError:  # any process of this user can send to the socket
-                logger.warning("a datagram that is not a progress report was dropped")
+            if report is not None:
+                self._show(report)
 
     def _show(self, report: PhaseReport) -> None:
         if report.stage not in self._began:

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import zmq
 
@@ -22,7 +21,7 @@ from omni_server.errors import ConfigError, OmniError, ReplacementError, StageDe
 
 logger = logging.getLogger(__name__)
 
-WarmUp = Callable[[EngineHandle[Any]], Awaitable[None]]
+WarmUp = Callable[[EngineHandle], Awaitable[None]]
 """Sends requests through an engine. Raises `OmniError`."""
 
 FIRST_BACKOFF_S = 0.5
@@ -46,7 +45,7 @@ class Supervisor:
     """Watches every engine from `start` to `stop`. Belongs to one event loop."""
 
     def __init__(
-        self, stages: Iterable[Stage[EngineHandle[Any]]], policy: SupervisionConfig, warm_up: WarmUp
+        self, stages: Iterable[Stage[EngineHandle]], policy: SupervisionConfig, warm_up: WarmUp
     ) -> None:
         self._stages = tuple(stages)
         self._policy = policy
@@ -55,7 +54,7 @@ class Supervisor:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._failed: set[str] = set()
 
-    def _handles(self) -> Iterator[EngineHandle[Any]]:
+    def _handles(self) -> Iterator[EngineHandle]:
         for stage in self._stages:
             yield from stage.handles
 
@@ -66,7 +65,7 @@ class Supervisor:
             logger.info("stage '%s' runs in process %d", handle.name, handle.pid)
             self._watch(handle)
 
-    def _watch(self, handle: EngineHandle[Any]) -> None:
+    def _watch(self, handle: EngineHandle) -> None:
         task = asyncio.create_task(self._supervise(handle), name=f"watch {handle.name}")
         self._watches[handle.name] = task
 
@@ -116,12 +115,12 @@ class Supervisor:
             handle.is_draining = False
 
     @staticmethod
-    def _has_others(stage: Stage[EngineHandle[Any]], handle: EngineHandle[Any]) -> bool:
+    def _has_others(stage: Stage[EngineHandle], handle: EngineHandle) -> bool:
         """Whether another engine of the stage takes requests."""
         others = (other for other in stage.handles if other is not handle)
         return any(not other.is_dead and not other.is_draining for other in others)
 
-    def _find(self, name: str) -> tuple[Stage[EngineHandle[Any]], EngineHandle[Any]]:
+    def _find(self, name: str) -> tuple[Stage[EngineHandle], EngineHandle]:
         for stage in self._stages:
             for handle in stage.handles:
                 if handle.name == name:
@@ -129,7 +128,7 @@ class Supervisor:
         names = ", ".join(handle.name for handle in self._handles())
         raise ReplacementError(f"there is no replica '{name}'; replicas are {names}")
 
-    async def _exchange(self, handle: EngineHandle[Any]) -> int:
+    async def _exchange(self, handle: EngineHandle) -> int:
         """Ends the engine, which has no request, and starts another one."""
         name, began = handle.name, time.monotonic()
         await cancel_and_wait(self._watches[name])
@@ -153,7 +152,7 @@ class Supervisor:
         logger.info("stage '%s' runs again, after %.1f s, in process %d", name, took_s, pid)
         return pid
 
-    async def _supervise(self, handle: EngineHandle[Any]) -> None:
+    async def _supervise(self, handle: EngineHandle) -> None:
         name = handle.name
         try:
             while True:
@@ -171,7 +170,7 @@ class Supervisor:
             handle.detach("its engine cannot be started again")
             self._failed.add(name)
 
-    async def _restart(self, handle: EngineHandle[Any]) -> None:
+    async def _restart(self, handle: EngineHandle) -> None:
         """Retries until an engine is up. While other replicas serve, it is warmed up before it gets requests.
         Raises `CrashLoopError`."""
         stage, _ = self._find(handle.name)
@@ -194,7 +193,7 @@ class Supervisor:
                 self._restarts[handle.name].recent.pop()
                 await asyncio.sleep(LACK_BACKOFF_S)
 
-    async def _until_allowed(self, stage: Stage[EngineHandle[Any]], handle: EngineHandle[Any]) -> None:
+    async def _until_allowed(self, stage: Stage[EngineHandle], handle: EngineHandle) -> None:
         """Returns when the policy allows the next restart. Raises `CrashLoopError` if it allows none, or if
         no other engine of the stage serves until then."""
         name, restarts = handle.name, self._restarts[handle.name]
@@ -213,7 +212,7 @@ class Supervisor:
         await asyncio.sleep(delay_s)
         self._failed.discard(name)
 
-    async def _warm(self, handle: EngineHandle[Any]) -> None:
+    async def _warm(self, handle: EngineHandle) -> None:
         """Sends requests through the engine. Raises `OmniError` if it fails."""
         try:
             await self._warm_up(handle)
@@ -223,7 +222,7 @@ class Supervisor:
             logger.warning("stage '%s' was not warmed up: %s", handle.name, error)
 
 
-async def _drained(handle: EngineHandle[Any], timeout_s: float) -> None:
+async def _drained(handle: EngineHandle, timeout_s: float) -> None:
     """Returns when no request is bound to the engine. Raises `ReplacementError`."""
     deadline = time.monotonic() + timeout_s
     while handle.num_requests:
@@ -287,7 +286,7 @@ class Restarts:
 
 
 async def until_down(
-    handle: EngineHandle[Any],
+    handle: EngineHandle,
     hang_timeout_s: float | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:

@@ -53,20 +53,19 @@ class ArStageMetrics:
     def reported(self, *, num_running: int, num_waiting: int, kv_cache_usage: float) -> None:
         self.num_running, self.num_waiting, self.kv_cache_usage = num_running, num_waiting, kv_cache_usage
 
-    def request(
-        self, num_prompt_tokens: int, *, has_each_token: bool, clock: Clock = time.perf_counter
-    ) -> "RequestMeter":
-        """Starts to measure a request submitted now. Without `has_each_token`, its tokens arrive in blocks
-        and the times of single tokens are unknown."""
-        return RequestMeter(self, num_prompt_tokens, has_each_token, clock)
-
 
 class RequestMeter:
-    """Measures one request."""
+    """Measures one request, which is submitted now."""
 
     def __init__(
-        self, metrics: ArStageMetrics, num_prompt_tokens: int, has_each_token: bool, clock: Clock
+        self,
+        metrics: ArStageMetrics,
+        num_prompt_tokens: int,
+        *,
+        has_each_token: bool,
+        clock: Clock = time.perf_counter,
     ) -> None:
+        """Without `has_each_token`, its tokens arrive in blocks and the times of single tokens are unknown."""
         self._metrics = metrics
         self._num_prompt_tokens = num_prompt_tokens
         self._has_each_token = has_each_token

@@ -18,7 +18,7 @@ def check_longest_window(config: StageConfig, model: FamilyModel) -> None:
     num_blocks = None if edge is None or edge.chunks is None else edge.chunks.longest_window_blocks
     if edge is None or num_blocks is None or model.codec is None:
         return
-    num_tokens = num_blocks * model.codec.frames_per_block * config.num_codebooks
+    num_tokens = num_blocks * model.codec.frames_per_block * config.frames.num_codebooks
     limit = config.stages[edge.target].max_model_len
     if num_tokens > limit:
         raise ConfigError(

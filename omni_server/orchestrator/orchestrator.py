@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from omni_server.config.pipeline import Embeddings, TokenFrames
 from omni_server.config.stage_config import StageConfig
@@ -118,7 +117,7 @@ class Orchestrator:
         return next((StageDownError(name) for name in names if stages[name].is_down), None)
 
     async def submit(
-        self, request: OmniRequest, deliver: Deliver, pinned_engine: EngineHandle[Any] | None = None
+        self, request: OmniRequest, deliver: Deliver, pinned_engine: EngineHandle | None = None
     ) -> RequestRun:
         """Validates, tokenises and starts the request. `pinned_engine`: the engine to choose in its stage, for a
         warm-up. Raises the errors of `Generator.submit`."""

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -50,7 +50,7 @@ class RequestRun:
         request_id: str,
         ticket: FairShareTicket,
         deliver: Deliver,
-        pinned_engine: EngineHandle[Any] | None = None,
+        pinned_engine: EngineHandle | None = None,
     ) -> None:
         """`pinned_engine`: the engine to choose in its stage."""
         self.request_id = request_id
@@ -71,7 +71,7 @@ class RequestRun:
         """Of the generated image."""
         self._deliver = deliver
         self._pinned_engine = pinned_engine
-        self._bound: list[EngineHandle[Any]] = []
+        self._bound: list[EngineHandle] = []
         self._tasks: list[GraphTask] = []
         self._task: asyncio.Task[None] | None = None
         self._on_end: Callable[[str], object] | None = None
@@ -119,7 +119,7 @@ class RequestRun:
             self.timeline.mark_replica(stage.name, handle.number)
         return handle
 
-    def leave(self, handle: EngineHandle[Any]) -> None:
+    def leave(self, handle: EngineHandle) -> None:
         """The request no longer needs the engine. Harmless if it has left already."""
         if handle in self._bound:
             self._bound.remove(handle)

@@ -47,8 +47,7 @@ def speech_decoding(
             f"{config.model_family} {missing}; the edge {edge.source} -> {edge.target} needs it"
         )
     assert edge.chunks is not None
-    assert edge.function is not None
-    factory = load_edge_function(edge.function)
+    factory = load_edge_function(config.spec_of(edge).function)
     # Rejects a plan that does not fit the model here rather than at the first request.
     factory(edge.chunks, layout, voice=family.voices[0], noise_seed=0)
     replicas = decoder.handles

@@ -1,7 +1,6 @@
-"""Starts this server's engines with a stage config, and collects answers and a caller's timings."""
+"""Starts this server's engines with a stage config, and collects their answers."""
 
 import asyncio
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,23 +14,14 @@ from omni_server.config.stages import ArStage
 from omni_server.engine import fork_server
 from omni_server.errors import OmniError
 from omni_server.family import CodecLayout, DecoderWindow, ModelFamily
+from omni_server.offline import collect
 from omni_server.omni import AsyncOmni
 from omni_server.orchestrator.codec_edge import load_edge_function
-from omni_server.types import (
-    SAMPLE_RATE_HZ,
-    AudioDelta,
-    CodecDelta,
-    Finished,
-    OmniRequest,
-    SamplingConfig,
-    SpeechOutput,
-    TextDelta,
-)
+from omni_server.types import OmniRequest, SamplingConfig, SpeechOutput
 from omni_server.verify.cases import Case
 
 NOISE_SEED = 7
 """For every waveform, here and in the reference."""
-STOP_TIMEOUT_S = 120.0
 
 Samples = npt.NDArray[np.float32]
 Progress = Callable[[str], None]
@@ -50,20 +40,6 @@ class Answer:
     whole: Samples | None
     """[num_samples], the same codes decoded in one window; None if there are none or too many for a
     window."""
-    first_audio_s: float | None
-    """Seconds from the request to the first audio."""
-    total_s: float
-    """Seconds from the request to the end of the answer."""
-
-    @property
-    def real_time_factor(self) -> float | None:
-        """Seconds per second of speech; None without speech."""
-        return self.total_s * SAMPLE_RATE_HZ / len(self.streamed) if len(self.streamed) else None
-
-
-@dataclass(frozen=True)
-class NoAnswer:
-    reason: str
 
 
 def answer_all(
@@ -75,23 +51,23 @@ def answer_all(
     *,
     timeout_s: float,
     on_progress: Progress,
-) -> list[Answer | NoAnswer]:
-    """Answers cases one after the other, so that times are those of a single caller. Always stops the
-    engines. `timeout_s` applies to each answer.
+) -> list[Answer | str]:
+    """Answers cases one after the other; a `str` says why there is no answer. Always stops the engines.
+    `timeout_s` applies to each answer.
 
-    Raises `ConfigError` if the engines do not start, and `OmniError` if they do not end.
+    Raises `ConfigError` if the engines do not start.
     """
 
-    async def answered(omni: _WholeDecoder, case: Case) -> Answer | NoAnswer:
+    async def answered(omni: _WholeDecoder, case: Case) -> Answer | str:
         try:
             async with asyncio.timeout(timeout_s):
                 return await _answer(omni, case, config, codec, timeout_s)
         except OmniError as error:
-            return NoAnswer(f"omni-server failed: {error}")
+            return f"omni-server failed: {error}"
         except TimeoutError:
-            return NoAnswer(f"omni-server took more than {timeout_s:g} s")
+            return f"omni-server took more than {timeout_s:g} s"
 
-    async def all_answered() -> list[Answer | NoAnswer]:
+    async def all_answered() -> list[Answer | str]:
         omni = await _WholeDecoder.start(folder, config, on_progress=on_progress)
         answers = []
         try:
@@ -99,21 +75,13 @@ def answer_all(
                 on_progress(f"omni-server, {number} of {len(cases)}: {case.name}")
                 answers.append(await answered(omni, case))
         finally:
-            await _stop(omni)
+            await omni.stop()
         return answers
 
     on_progress("importing PyTorch and vLLM")
     fork_server.import_engine_modules(family)
     fork_server.fork_from_here(family)  # Ctrl-C would interrupt the imports of a new interpreter
     return asyncio.run(all_answered())
-
-
-async def _stop(omni: AsyncOmni) -> None:
-    try:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await omni.stop()
-    except TimeoutError as error:
-        raise OmniError(f"the engines have not ended within {STOP_TIMEOUT_S:g} s") from error
 
 
 class _WholeDecoder(AsyncOmni):
@@ -127,33 +95,13 @@ class _WholeDecoder(AsyncOmni):
 async def _answer(
     omni: _WholeDecoder, case: Case, config: StageConfig, codec: CodecLayout | None, timeout_s: float
 ) -> Answer:
-    text_ids: list[int] = []
-    codes: list[int] = []
-    sound: list[Samples] = []
-    first_audio_s: float | None = None
-    prompt_tokens = 0
-    began = time.monotonic()
-    async for event in omni.events(_request(case, config, timeout_s)):
-        match event:
-            case TextDelta():
-                text_ids.extend(event.token_ids)
-            case CodecDelta():
-                codes.extend(event.codes)
-            case AudioDelta():
-                if first_audio_s is None:
-                    first_audio_s = time.monotonic() - began
-                sound.append(event.samples)
-            case Finished():
-                prompt_tokens = event.usage.prompt.total
-    total_s = time.monotonic() - began
+    output = await collect(omni, _request(case, config, timeout_s))
     return Answer(
-        prompt_tokens=prompt_tokens,
-        text_ids=tuple(text_ids),
-        codes=tuple(codes),
-        streamed=np.concatenate(sound) if sound else np.zeros(0, np.float32),
-        whole=await _decoded_whole(omni, case, tuple(codes), config, codec),
-        first_audio_s=first_audio_s,
-        total_s=total_s,
+        prompt_tokens=output.usage.prompt.total,
+        text_ids=output.token_ids,
+        codes=output.codes,
+        streamed=output.audio,
+        whole=await _decoded_whole(omni, case, output.codes, config, codec),
     )
 
 
@@ -197,15 +145,15 @@ async def _decoded_whole(
     omni: _WholeDecoder, case: Case, codes: tuple[int, ...], config: StageConfig, codec: CodecLayout | None
 ) -> Samples | None:
     edge = config.speech_edge
-    if codec is None or edge is None or edge.function is None or edge.chunks is None or case.voice is None:
+    if codec is None or edge is None or edge.chunks is None or case.voice is None:
         return None
     is_audio = config.stage_spec(edge.target).output == "audio"
     if not is_audio or not 0 < len(codes) <= config.stages[edge.target].max_model_len:
         return None
-    factory = load_edge_function(edge.function)
+    factory = load_edge_function(config.spec_of(edge).function)
     plan = edge.chunks.model_copy(update={"mode": "whole"})
     cutting = factory(plan, codec, voice=case.voice, noise_seed=NOISE_SEED)
-    width = config.num_codebooks
+    width = config.frames.num_codebooks
     frames = [codes[start : start + width] for start in range(0, len(codes), width)]
     (window,) = [*cutting.push(frames), *cutting.finish()]
     return await omni.decode(edge.target, window)

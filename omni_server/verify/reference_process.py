@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import pkgutil
 import signal
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import cast
@@ -14,17 +13,6 @@ from omni_server.protocol.reference import ReferenceAnswer, ReferenceFactory, Re
 
 END_TIMEOUT_S = 10.0
 """For the process to exit after SIGKILL."""
-
-
-@dataclass(frozen=True)
-class ReferenceSettings:
-    folder: Path
-    device: str
-    """Torch's name: cpu, cuda:0."""
-    dtype: str
-    """For autoregressive stages."""
-    reference: str
-    """`package.module:name` of the family's `ReferenceFactory`."""
 
 
 class ReferenceFailedError(Exception):
@@ -38,11 +26,13 @@ _Message = ReferenceAnswer | str | None
 class ReferenceProcess:
     """The constructor starts it; `close` ends it."""
 
-    def __init__(self, settings: ReferenceSettings, *, timeout_s: float) -> None:
-        """Loads the checkpoint within `timeout_s`. Raises `ReferenceFailedError`."""
+    def __init__(self, reference: str, folder: Path, *, device: str, dtype: str, timeout_s: float) -> None:
+        """Loads the checkpoint within `timeout_s`. `reference` is `package.module:name` of the family's
+        `ReferenceFactory`, which takes the other arguments. Raises `ReferenceFailedError`."""
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, settings), name="reference", daemon=True)
+        arguments = (theirs, reference, folder, device, dtype)
+        self._process = context.Process(target=_serve, args=arguments, name="reference", daemon=True)
         self._process.start()
         theirs.close()
         try:
@@ -83,14 +73,14 @@ class ReferenceProcess:
         return message
 
 
-def _serve(connection: Connection, settings: ReferenceSettings) -> None:
+def _serve(connection: Connection, name: str, folder: Path, device: str, dtype: str) -> None:
     """The process's main loop: one job after the other."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     watch_parent()
     os.environ["HF_HUB_OFFLINE"] = "1"  # everything is in the folder
     try:
-        factory = cast(ReferenceFactory, pkgutil.resolve_name(settings.reference))  # imports transformers
-        reference = factory(settings.folder, device=settings.device, dtype=settings.dtype)
+        factory = cast(ReferenceFactory, pkgutil.resolve_name(name))  # imports transformers
+        reference = factory(folder, device=device, dtype=dtype)
     except Exception as error:  # noqa: BLE001 - transformers and torch raise all kinds of them
         connection.send(f"transformers cannot load the checkpoint: {_in_one_line(error)}")
         return

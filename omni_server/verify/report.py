@@ -13,7 +13,6 @@ import yaml
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 from omni_server.verify.compare import MIN_SNR_DB, NEAR_TIE, CaseResult, Precision, TokenMatch
-from omni_server.verify.machine import Checkpoint
 
 _LEGEND = """\
 - **text**, **codes**: how many of this server's tokens are those of transformers. Both are greedy.
@@ -24,8 +23,6 @@ _LEGEND = """\
 - **SNR**: the same codes, decoded from the same noise in one window, against transformers' waveform.{least}
 - **streamed**: what a caller hears, against transformers' waveform. Windows see less of what surrounds them;
   this is for information and fails nothing.
-- **first audio**: from the request to the first audio, of a single caller. **real-time factor**: seconds
-  until the answer was complete, for each second of its speech.
 - A dash stands for what does not exist or was not compared."""
 
 _FOLDERS = re.compile(r"(?<![\w./~])(?:~\w*)?/(?!/)(?:[^\s/\"'`|,;:]+/)*(?=[^\s/])")
@@ -36,9 +33,8 @@ _FOLDERS = re.compile(r"(?<![\w./~])(?:~\w*)?/(?!/)(?:[^\s/\"'`|,;:]+/)*(?=[^\s/
 class Report:
     model: str
     """Hub id, or the last part of the folder's path."""
-    checkpoint: Checkpoint
-    versions: tuple[tuple[str, str], ...]
-    hardware: tuple[str, ...]
+    facts: tuple[tuple[str, str], ...]
+    """Names and values: software, hardware and checkpoint."""
     stage_config_name: str | None
     """None if made for the model and this machine."""
     stage_config: StageConfig
@@ -117,8 +113,6 @@ def verdict(report: Report) -> str:
 
 def as_markdown(report: Report) -> str:
     """Self-contained, without paths, host name or environment."""
-    checkpoint = report.checkpoint
-    commit = f", commit {checkpoint.commit}" if checkpoint.commit is not None else ""
     config = report.stage_config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     precision = report.precision
     least = ""
@@ -134,11 +128,7 @@ def as_markdown(report: Report) -> str:
         "",
         "| | |",
         "|---|---|",
-        *(f"| {name} | {version} |" for name, version in report.versions),
-        *(f"| machine | {line} |" for line in report.hardware),
-        f"| model | {report.model}{commit} |",
-        f"| sha256 of config.json | `{checkpoint.config_sha256}` |",
-        f"| weights | {checkpoint.weight_bytes:,} bytes, files: {checkpoint.num_weight_files} |",
+        *(f"| {name} | {value} |" for name, value in report.facts),
         f"| stage config | {report.stage_config_name or 'made for this model and machine'}, below |",
         f"| precision here | {precision.language_models}, decoder {precision.decoder or 'not compared'} |",
         f"| transformers | {precision.language_models}, decoder float32, on {report.reference_device} |",
@@ -169,9 +159,7 @@ def _rows(report: Report) -> list[tuple[str, ...]]:
 
 
 def _cells(result: CaseResult) -> dict[str, str]:
-    case, answer = result.case, result.answer
-    first_audio = None if answer is None else answer.first_audio_s
-    factor = None if answer is None else answer.real_time_factor
+    case = result.case
     return {
         "prompt": case.prompt.name,
         "voice": case.voice or "-",
@@ -180,8 +168,6 @@ def _cells(result: CaseResult) -> dict[str, str]:
         "codes": _matched(result.codes),
         "SNR dB": _decibels(result.snr_db),
         "streamed dB": _decibels(result.streamed_snr_db),
-        "first audio s": "-" if first_audio is None else f"{first_audio:.3f}",
-        "real-time factor": "-" if factor is None else f"{factor:.2f}",
     }
 
 

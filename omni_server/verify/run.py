@@ -3,10 +3,10 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from omni_server.check.default_config import resolve_deployment
-from omni_server.check.files import refuse_damaged_files
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine.environment import set_engine_environment
@@ -14,11 +14,11 @@ from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel, ModelFamily, load_family, open_model
 from omni_server.protocol.reference import ReferenceAnswer, ReferenceJob
 from omni_server.types import SAMPLE_RATE_HZ
-from omni_server.verify.answers import NOISE_SEED, Answer, NoAnswer, answer_all, repetition_penalties
+from omni_server.verify.answers import NOISE_SEED, Answer, answer_all, repetition_penalties
 from omni_server.verify.cases import Case, Prompt, all_prompts, cases_of, chosen
 from omni_server.verify.compare import CaseResult, Precision, compare
-from omni_server.verify.machine import checkpoint, hardware, versions
-from omni_server.verify.reference_process import ReferenceFailedError, ReferenceProcess, ReferenceSettings
+from omni_server.verify.machine import facts
+from omni_server.verify.reference_process import ReferenceFailedError, ReferenceProcess
 from omni_server.verify.report import Report
 
 Progress = Callable[[str], None]
@@ -52,7 +52,6 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
     family = load_family(config.model_family)
     reference = _reference_of(family, config)
     set_engine_environment(config)  # the family's imports read it
-    refuse_damaged_files(folder, config, load_format="auto")
     model = open_model(family, folder)
     if model.codec is not None and model.codec.sample_rate_hz != SAMPLE_RATE_HZ:
         raise ConfigError(
@@ -69,19 +68,19 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
         cases, folder, config, family, model.codec, timeout_s=options.timeout_s, on_progress=on_progress
     )
     device = "cpu" if config.platform == "cpu" else f"cuda:{config.stages[config.entry].devices[0]}"
-    settings = ReferenceSettings(folder, device, precision.language_models, reference)
+    on_progress(f"loading the checkpoint with transformers ({precision.language_models}, {device})")
+    load = partial(ReferenceProcess, reference, folder, device=device, dtype=precision.language_models)
     references = _references(
-        cases, answers, settings, config, timeout_s=options.timeout_s, on_progress=on_progress
+        cases, answers, load, config, timeout_s=options.timeout_s, on_progress=on_progress
     )
     results = tuple(
         compare(case, answer, reference, precision)
         for case, answer, reference in zip(cases, answers, references, strict=True)
     )
+    name = folder.resolve().name if Path(options.model).expanduser().is_dir() else options.model
     return Report(
-        model=folder.resolve().name if Path(options.model).expanduser().is_dir() else options.model,
-        checkpoint=checkpoint(folder),
-        versions=versions(),
-        hardware=hardware(on_gpu=config.platform == "cuda"),
+        model=name,
+        facts=facts(folder, name, on_gpu=config.platform == "cuda"),
         stage_config_name=Path(options.stage_config).name if options.stage_config is not None else None,
         stage_config=config,
         precision=precision,
@@ -94,24 +93,23 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
 
 def _references(
     cases: Sequence[Case],
-    answers: Sequence[Answer | NoAnswer],
-    settings: ReferenceSettings,
+    answers: Sequence[Answer | str],
+    load: Callable[..., ReferenceProcess],
     config: StageConfig,
     *,
     timeout_s: float,
     on_progress: Progress,
-) -> list[ReferenceAnswer | NoAnswer]:
-    on_progress(f"loading the checkpoint with transformers ({settings.dtype}, {settings.device})")
+) -> list[ReferenceAnswer | str]:
     try:
-        process = ReferenceProcess(settings, timeout_s=config.start_timeout_s)
+        process = load(timeout_s=config.start_timeout_s)
     except ReferenceFailedError as error:
-        return [NoAnswer(str(error))] * len(cases)
-    references: list[ReferenceAnswer | NoAnswer] = []
+        return [str(error)] * len(cases)
+    references: list[ReferenceAnswer | str] = []
     with contextlib.closing(process):
         for number, (case, answer) in enumerate(zip(cases, answers, strict=True), 1):
             on_progress(f"transformers, {number} of {len(cases)}: {case.name}")
-            if isinstance(answer, NoAnswer):
-                references.append(NoAnswer("there is nothing to compare with"))
+            if isinstance(answer, str):
+                references.append("there is nothing to compare with")
                 continue
             job = ReferenceJob(
                 messages=case.prompt.messages,
@@ -127,7 +125,7 @@ def _references(
             try:
                 references.append(process.answer(job, timeout_s=timeout_s))
             except ReferenceFailedError as error:
-                references.append(NoAnswer(str(error)))
+                references.append(str(error))
     return references
 
 
@@ -169,20 +167,11 @@ def _prompts(model: FamilyModel) -> tuple[Prompt, ...]:
 
 def _left_out(config: StageConfig, model: FamilyModel, results: Sequence[CaseResult]) -> tuple[str, ...]:
     """What no case compared, each with its reason."""
-    lines = [
-        "sampling: all answers are greedy; transformers draws other random numbers",
-        "several requests at once: each was alone, so that times are those of a single caller",
-    ]
-    if config.speech_edge is None:
-        lines.append("speech: no stage of the stage config speaks")
-    elif len(model.voices) == 1:
-        lines.append("other voices: the checkpoint has one")
+    lines = ["sampling: all answers are greedy; several requests at once: each was alone"]
     asked = {result.case.prompt.name for result in results}
     unasked = [prompt.name for prompt in _prompts(model) if prompt.name not in asked]
     if unasked:
         lines.append(f"prompts that --cases left out or that need speech: {', '.join(unasked)}")
-    if any(result.case.prompt.text is not None for result in results):
-        lines.append("text of 'read aloud': it is given, so only its tokens are compared, not logits")
     lines += [
         f"the precision of {name}: here its weights are quantized ({quantization}), in the reference they "
         "are as in the checkpoint, so differences are to be expected"

@@ -4,10 +4,9 @@ import os
 
 from omni_server.platform.native_stderr import redirect_native_stderr
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
-from omni_server.protocol.local_socket import send_datagram
 from omni_server.protocol.parent_watch import end_with_parent
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from omni_server.protocol.start_report import Phase, PhaseReport, ProgressSpec, encode_report
+from omni_server.protocol.start_report import Phase, PhaseReport, ProgressSpec, send_report
 
 MPS_PRIORITY_VARIABLE = "CUDA_MPS_CLIENT_PRIORITY"
 MPS_BELOW_NORMAL = "1"
@@ -24,8 +23,7 @@ class ProgressReporter:
         """Never blocks and never fails: a start does not depend on its reports, and the next one supersedes a
         lost one."""
         if self._spec is not None:
-            report = PhaseReport(self._spec.stage, phase, detail)
-            send_datagram(encode_report(report), [self._spec.socket])
+            send_report(PhaseReport(self._spec.stage, phase, detail), self._spec.socket)
 
 
 def begin(config: object, *, is_first_rank: bool = True) -> ProgressReporter:

@@ -14,7 +14,7 @@ from typing import Any
 from vllm.v1.engine import EngineCoreOutput
 
 from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.engine.async_engine import RowOutputProcessor
+from omni_server.engine.async_engine import StageOutputProcessor
 from omni_server.family import CodecLayout, DecoderWindow, Frame, HfOverrides
 from omni_server.orchestrator.row_feeder import TextRowFeeder
 from omni_server.protocol.rows import RowsFeed, RowsPayload, TextSegment
@@ -54,7 +54,7 @@ class CorruptingQwen3(Qwen3OmniFamily):
         """In the server's process only."""
         TextRowFeeder.take = spoiled_media  # type: ignore[method-assign, assignment]
         TextRowFeeder._next_text = spoiled_text  # type: ignore[method-assign, assignment]
-        RowOutputProcessor.process_outputs = spoiled_outputs  # type: ignore[method-assign, assignment]
+        StageOutputProcessor.process_outputs = spoiled_outputs  # type: ignore[method-assign, assignment]
         return super().open(model_dir)
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
@@ -110,11 +110,11 @@ def replace_ids(segment: TextSegment, token_ids: tuple[int, ...]) -> TextSegment
 # -- codes that the talker has predicted, on their way to the server
 
 
-_process_outputs = RowOutputProcessor.process_outputs
+_process_outputs = StageOutputProcessor.process_outputs
 
 
 def spoiled_outputs(
-    processor: RowOutputProcessor, outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
+    processor: StageOutputProcessor, outputs: list[EngineCoreOutput], *args: Any, **kwargs: Any
 ) -> Any:
     """The victim's codes of one token."""
     what = ordered("predicted codes")

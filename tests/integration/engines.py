@@ -5,20 +5,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.v1.engine.async_llm import AsyncLLM
 
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.async_engine import StageAsyncLLM
 from omni_server.engine.construction import BuiltEngine, build_engine
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import BuildEngine
-from omni_server.engine.event_engine import EventAsyncLLM
 from omni_server.engine.start_progress import StartProgress
 from tests.integration.forked_server import start_fork_server
 
 START_TIMEOUT_S = 300.0
 
-EngineT = TypeVar("EngineT", bound=AsyncLLM)
 HandleT = TypeVar("HandleT", ArHandle, DiffusionHandle)
 
 CPU_ENVIRONMENT = {
@@ -31,12 +28,12 @@ CPU_ENVIRONMENT = {
 
 async def ar_engine(name: str, arguments: AsyncEngineArgs, folder: Path) -> ArHandle:
     """`folder` takes its sockets, so its path must be short."""
-    return await _started(ArHandle(name, _builder(name, StageAsyncLLM, arguments, folder)))
+    return await _started(ArHandle(name, _builder(name, arguments, folder)))
 
 
 async def diffusion_engine(name: str, arguments: AsyncEngineArgs, folder: Path) -> DiffusionHandle:
     """As `ar_engine`."""
-    return await _started(DiffusionHandle(name, _builder(name, EventAsyncLLM, arguments, folder)))
+    return await _started(DiffusionHandle(name, _builder(name, arguments, folder)))
 
 
 async def _started(handle: HandleT) -> HandleT:
@@ -46,14 +43,12 @@ async def _started(handle: HandleT) -> HandleT:
     return handle
 
 
-def _builder(
-    name: str, client_class: type[EngineT], arguments: AsyncEngineArgs, folder: Path
-) -> BuildEngine[EngineT]:
-    async def build(progress: StartProgress) -> BuiltEngine[EngineT]:
+def _builder(name: str, arguments: AsyncEngineArgs, folder: Path) -> BuildEngine:
+    async def build(progress: StartProgress) -> BuiltEngine:
         progress.began(name)
         return await build_engine(
             name,
-            client_class,
+            StageAsyncLLM,
             arguments,
             environment=dict(os.environ) | CPU_ENVIRONMENT,
             folder=folder,

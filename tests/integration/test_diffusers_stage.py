@@ -285,4 +285,4 @@ async def test_afterwards_all_is_as_before(served: Served, alone: Callable[..., 
     np.testing.assert_array_equal(await served.image("after"), as_pixels(alone()))
     await served.until_released()
     assert served.orchestrator.num_running == 0
-    assert served.handle.engine.event_sinks == {}
+    assert served.handle.engine.output_processor.event_sinks == {}

@@ -43,7 +43,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowOmni]:
     async def start(*_: Any, **__: Any) -> SlowOmni:
         return fake
 
-    monkeypatch.setattr(offline, "resolve_deployment", lambda *_: (None, None))
+    monkeypatch.setattr(offline, "resolve_deployment", lambda *_, **__: (None, None))
     monkeypatch.setattr(AsyncOmni, "start", start)
     yield fake
     fake.go_on.set()

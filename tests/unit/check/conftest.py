@@ -64,7 +64,7 @@ def check(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(run, "shared_memory_free", lambda: GB)
 
     def run_check(*words: str | Path) -> tuple[int, dict[str, Any]]:
-        code = main(["check", *map(str, words), "--json", "--port", "0"])
+        code = main(["check", *map(str, words), "--json"])
         return code, json.loads(capsys.readouterr().out)
 
     return run_check

@@ -35,7 +35,7 @@ def test_the_demo_fits_on_a_cpu(check: Check, whole: Path) -> None:
 def test_the_text_names_every_stage_and_says_what_is_estimated(
     check: Check, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", str(whole), *CPU, "--port", "0"]) == 0
+    assert main(["check", str(whole), *CPU]) == 0
 
     text = capsys.readouterr().out
     assert text.endswith("It fits.\n")
@@ -153,7 +153,7 @@ def test_without_a_stage_config_the_plan_for_the_size_is_printed_as_a_table(
         ("code2wav", [0], "float32", 4, 156),
     ]
 
-    assert main(["check", str(seven_b), *words, "--port", "0"]) == 0
+    assert main(["check", str(seven_b), *words]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["thinker", "0", "fp8", "4", "8,192"] in [line[:5] for line in lines]
     header = next(line for line in lines if line[:2] == ["stage", "(GB)"])

@@ -2,7 +2,6 @@
 
 import platform
 import re
-import socket
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +23,7 @@ from tests.unit.check.findings import CPU, GB, H100, Check, errors, the_error
 
 
 def gpu(index: int, *, total: int = H100, free: int = H100, capability: tuple[int, int] = (9, 0)) -> Gpu:
-    return Gpu(DeviceMemory(index, "A GPU", total, free), capability)
+    return Gpu(index, "A GPU", total, free, capability)
 
 
 @pytest.fixture
@@ -164,21 +163,6 @@ def test_a_kv_cache_without_a_size_is_a_warning(check: Check, whole: Path, tmp_p
     assert "stages.thinker.engine_args.kv_cache_memory_bytes is not set" in report["findings"][0]["message"]
 
 
-def test_a_port_in_use_is_told(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert main(["check", str(whole), *CPU, "--port", str(port)]) == 0
-
-    text = capsys.readouterr().out
-    assert "\nthinker " in text
-    assert text.endswith(
-        f"\nwarning: network: port {port} of 127.0.0.1 is taken: choose another --port, 0 for a free one\n"
-        "It fits, with 1 warning.\n"
-    )
-
-
 def test_without_the_network_whether_a_model_of_the_hub_fits_is_not_known(
     check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,7 +174,7 @@ def test_without_the_network_whether_a_model_of_the_hub_fits_is_not_known(
     code, report = check("Qwen/Qwen2.5-Omni-7B", *CPU)
     assert (code, report["fits"], errors(report)) == (1, None, [])
 
-    assert main(["check", "Qwen/Qwen2.5-Omni-7B", *CPU, "--port", "0"]) == 1
+    assert main(["check", "Qwen/Qwen2.5-Omni-7B", *CPU]) == 1
     assert capsys.readouterr().out.endswith(
         f"\nunknown: files: MODEL 'Qwen/Qwen2.5-Omni-7B' is not in the cache {tmp_path}: the hub cannot be "
         "reached; check the network, or give a local folder as MODEL\nWhether it fits is not known.\n"

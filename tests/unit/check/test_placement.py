@@ -14,7 +14,7 @@ from omni_server.check.files import StoredWeights
 from omni_server.check.machine import Gpu
 from omni_server.check.memory import CAPTURE_SIZE, ModelSizes, check_gpu_memory, stage_memory
 from omni_server.check.placement import Quantization, plan
-from omni_server.check.report import DeviceMemory, Report
+from omni_server.check.report import Report
 from omni_server.config.checkpoint_files import StoredTensor
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
@@ -83,7 +83,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, ModelSizes]
 
 
 def gpus(number: int, gib: float) -> list[Gpu]:
-    return [Gpu(DeviceMemory(index, "A GPU", int(gib * GIB), None), (9, 0)) for index in range(number)]
+    return [Gpu(index, "A GPU", int(gib * GIB), None, (9, 0)) for index in range(number)]
 
 
 def planned(models: Mapping[str, ModelSizes], model: str, devices: list[Gpu]) -> StageConfig | None:
@@ -145,7 +145,7 @@ def test_the_thinker_is_on_the_larger_gpu(models: Mapping[str, ModelSizes]) -> N
 
 def test_what_other_programs_use_is_not_planned_with(models: Mapping[str, ModelSizes]) -> None:
     total = 80 * GIB
-    config = plan([Gpu(DeviceMemory(0, "A GPU", total, 40 * GIB), (9, 0))], BASE, models["7b"], None)
+    config = plan([Gpu(0, "A GPU", total, 40 * GIB, (9, 0))], BASE, models["7b"], None)
     assert sum(stage.gpu_memory_utilization for stage in config.stages.values()) * total <= 40 * GIB
     assert size_of(config) == (32768, 32)
 
@@ -219,8 +219,8 @@ def test_a_precision_that_the_checkpoint_cannot_have_is_refused(
 
 def test_a_larger_gpu_without_bfloat16_is_passed_over(models: Mapping[str, ModelSizes]) -> None:
     old, new = (
-        Gpu(DeviceMemory(0, "Old", 32 * GIB, None), (7, 0)),
-        Gpu(DeviceMemory(1, "New", 24 * GIB, None), (8, 6)),
+        Gpu(0, "Old", 32 * GIB, None, (7, 0)),
+        Gpu(1, "New", 24 * GIB, None, (8, 6)),
     )
     config = plan([old, new], BASE, models["3b"], None)
     assert {stage.devices for stage in config.stages.values()} == {(1,)}
@@ -228,9 +228,10 @@ def test_a_larger_gpu_without_bfloat16_is_passed_over(models: Mapping[str, Model
 
 def test_a_gpu_without_bfloat16_is_refused(models: Mapping[str, ModelSizes]) -> None:
     with pytest.raises(
-        ConfigError, match=r"compute capability 7\.5\) has no bfloat16, in which thinker and talker"
+        ConfigError,
+        match=r"^stages\.thinker\.dtype is bfloat16, which A GPU \(compute capability 7\.5\) does not",
     ):
-        plan([Gpu(DeviceMemory(0, "A GPU", 80 * GIB, None), (7, 5))], BASE, models["7b"], None)
+        plan([Gpu(0, "A GPU", 80 * GIB, None, (7, 5))], BASE, models["7b"], None)
 
 
 def test_a_model_of_a_family_without_a_shipped_config_needs_one_of_its_own(tmp_path: Path) -> None:

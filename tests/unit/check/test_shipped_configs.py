@@ -77,9 +77,7 @@ def sizes_of(config: StageConfig, folder: Path) -> ModelSizes:
 
 
 def gpus(sizes: list[float]) -> list[Gpu]:
-    return [
-        Gpu(DeviceMemory(i, "A GPU", int(gib * GIB), int(gib * GIB)), (9, 0)) for i, gib in enumerate(sizes)
-    ]
+    return [Gpu(i, "A GPU", int(gib * GIB), int(gib * GIB), (9, 0)) for i, gib in enumerate(sizes)]
 
 
 def test_every_shipped_config_for_certain_models_is_computed_here() -> None:

@@ -32,7 +32,6 @@ def run(command: str) -> str:
 
 
 def test_in_the_checkout_it_is_the_path_of_the_environment(checkout: Path) -> None:
-    assert program() == ".venv/bin/omni-server"
     assert run(program()) == str(checkout / ".venv" / "bin")
 
 
@@ -59,14 +58,13 @@ def test_the_name_alone_is_not_printed_where_it_starts_another_installation(
     write_program(tmp_path / "other")
     monkeypatch.setenv("PATH", f"{tmp_path}/other:/usr/bin:/bin")
 
-    assert program() == ".venv/bin/omni-server"
+    assert run(program()) == str(checkout / ".venv" / "bin")
 
 
 def test_without_an_installed_program_it_is_the_module(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["main.py", "serve"])
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(checkout / "none"))
 
     assert run(f"PYTHONPATH={Path(__file__).parents[3]} {program()} --version").startswith("omni-server ")
 

@@ -391,7 +391,7 @@ def test_on_a_gpu_the_config_is_planned_for_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    gpu = Gpu(DeviceMemory(0, "A GPU", 24 * 2**30, 24 * 2**30), (8, 9))
+    gpu = Gpu(0, "A GPU", 24 * 2**30, 24 * 2**30, (8, 9))
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr(default_config, "gpus_of_this_machine", lambda: [gpu])
     assert main(["serve", str(seven_b), "--load-format", "dummy"]) == 2

@@ -37,13 +37,11 @@ _DEPLOYMENT: dict[str, Any] = {
         {
             "from": "thinker",
             "to": "talker",
-            "function": "stages.qwen2_5_omni.thinker_to_talker:ThinkerToTalker",
             "queue": {"capacity": 4},
         },
         {
             "from": "talker",
             "to": "code2wav",
-            "function": "stages.qwen2_5_omni.talker_to_code2wav:TalkerToCode2Wav",
             "queue": {"transport": "inline"},
             "chunks": {"past_blocks": 2, "pacing": {"max_outstanding_windows": 1}},
         },

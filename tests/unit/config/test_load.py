@@ -104,11 +104,6 @@ def test_an_unknown_key_is_named_with_its_path_and_the_likely_meaning(
             "did you mean 'bfloat16'?",
         ),
         (
-            "edges.0.function",
-            "stages.some_family",
-            "edges[0].function: must look like 'package.module:name', not 'stages.some_family'",
-        ),
-        (
             "stages.Second",
             {"engine": "ar", "model_stage": "thinker", "max_model_len": 1},
             "stages.Second: a stage's name is lower-case letters, digits and underscores, and begins with a letter",

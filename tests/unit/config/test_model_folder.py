@@ -129,28 +129,6 @@ def test_what_is_no_omni_checkpoint_is_refused(
     assert problem.format(tmp_path) in refusal(model)
 
 
-def test_a_checkpoint_without_weights_is_refused_unless_none_are_needed(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, weights=False)
-
-    assert refusal(folder) == (
-        f"MODEL '{folder}' has no weights: there is no *.safetensors in {folder}; with --load-format dummy "
-        "it is served with random ones"
-    )
-    assert resolve_model_folder(str(folder), architectures=SERVABLE, needs_weights=False) == folder
-
-
-def test_missing_weight_files_of_an_index_are_counted(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, weights=False)
-    (folder / "model-1.safetensors").write_bytes(b"")
-    weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-3.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-
-    assert refusal(folder) == (
-        f"MODEL '{folder}' is incomplete: 2 of its 3 weight files are missing in {folder}, the first is "
-        "model-2.safetensors"
-    )
-
-
 @pytest.mark.parametrize(
     ("error_type", "status", "message"),
     [

@@ -17,7 +17,7 @@ from omni_server.engine.start_progress import StartProgress
 CLEARED = ["killed", "frontend closed", "leftovers removed", "blocks ended", "closed"]
 
 
-class Handle(EngineHandle[AsyncLLM]):
+class Handle(EngineHandle):
     async def check_health(self) -> None:
         return
 
@@ -43,7 +43,7 @@ class World:
         self.do_end = True
         self.end_s = 0.0
 
-    def built(self) -> BuiltEngine[AsyncLLM]:
+    def built(self) -> BuiltEngine:
         client = SimpleNamespace(
             errored=False,
             output_handler=None,
@@ -55,7 +55,7 @@ class World:
     def die(self) -> None:
         cast(Any, self.handle.engine).errored = True
 
-    async def build(self, progress: StartProgress) -> BuiltEngine[AsyncLLM]:
+    async def build(self, progress: StartProgress) -> BuiltEngine:
         self.events.append("build")
         try:
             await self.may_build.wait()

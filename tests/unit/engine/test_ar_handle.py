@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
@@ -73,7 +72,12 @@ class FakeEngine:
         self.gate.set()
         self.requests: dict[str, SamplingParams] = {}
         self.output_processor = SimpleNamespace(
-            stage_metrics=ArStageMetrics(), row_ledger=None, request_states={}
+            stage_metrics=ArStageMetrics(),
+            row_ledger=None,
+            request_states={},
+            row_sinks=self.row_sinks,
+            take_codes=lambda *_: None,
+            drop_codes=lambda _: None,
         )
         self.renderer: FakeRenderer | None = None
         self.input_processor = SimpleNamespace(mm_encoder_cache_size=50)
@@ -93,12 +97,6 @@ class FakeEngine:
     async def abort(self, request_id: str, *, internal: bool) -> None:
         self.requests.pop(request_id.removesuffix("-internal") if internal else request_id, None)
 
-    def take_codes(self, request_id: str, num_tokens: int) -> npt.NDArray[np.int16] | None:
-        return None
-
-    def drop_codes(self, request_id: str) -> None:
-        """There are none."""
-
     def get_tokenizer(self) -> "FakeTokenizer":
         return FakeTokenizer()
 
@@ -115,7 +113,7 @@ class Refused(SamplingParams):
         raise VLLMValidationError("no grammar:\r\n1970-01-01 INFO forged") from cause
 
 
-async def never_built(progress: StartProgress) -> BuiltEngine[StageAsyncLLM]:
+async def never_built(progress: StartProgress) -> BuiltEngine:
     raise AssertionError("the engine is given")
 
 

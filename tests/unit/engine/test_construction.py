@@ -74,7 +74,7 @@ class World:
 
     async def build(
         self, *, client_class: type[Client] = Client, timeout_s: float = TIMEOUT_S, name: str = "talker"
-    ) -> BuiltEngine[AsyncLLM]:
+    ) -> BuiltEngine:
         with StartProgress(self.lines.append) as progress:
             progress.began(name)
             return await build_engine(

@@ -34,7 +34,7 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]]:
     """Of each engine that is built."""
     built: list[dict[str, str]] = []
 
-    async def build_engine(*_: Any, environment: dict[str, str], **__: Any) -> BuiltEngine[AsyncLLM]:
+    async def build_engine(*_: Any, environment: dict[str, str], **__: Any) -> BuiltEngine:
         built.append(environment)
         return BuiltEngine(cast(AsyncLLM, SimpleNamespace(renderer=None)), cast(EngineProcesses, None))
 
@@ -59,10 +59,8 @@ def builder_in(folder: Path, mps: object = None, config: StageConfig = CONFIG) -
 
 
 async def build(builder: EngineBuilder) -> None:
-    stage = CONFIG.stages["thinker"]
-    assert isinstance(stage, ArStage)
     with StartProgress(lambda line: None) as progress:
-        await builder.build_ar("thinker", stage, progress)
+        await builder.build("thinker", progress)
 
 
 async def test_engines_share_the_cores_while_they_load_and_vllm_may_reduce_them_later(
@@ -89,7 +87,7 @@ async def test_a_stage_may_have_its_weights_in_a_folder_of_its_own(
 ) -> None:
     built: dict[str, tuple[str, str]] = {}
 
-    async def build_engine(name: str, _: Any, arguments: Any, **__: Any) -> BuiltEngine[AsyncLLM]:
+    async def build_engine(name: str, _: Any, arguments: Any, **__: Any) -> BuiltEngine:
         built[name] = arguments.model, arguments.additional_config.model_dir
         return BuiltEngine(cast(AsyncLLM, SimpleNamespace(renderer=None)), cast(EngineProcesses, None))
 
@@ -99,9 +97,7 @@ async def test_a_stage_may_have_its_weights_in_a_folder_of_its_own(
     builder.config = CONFIG.model_copy(update={"model_family": f"{__name__}:FOLDER_FAMILY"})
     with StartProgress(lambda line: None) as progress:
         for name in ("thinker", "talker"):
-            stage = CONFIG.stages[name]
-            assert isinstance(stage, ArStage)
-            await builder.build_ar(name, stage, progress)
+            await builder.build(name, progress)
     assert built == {"thinker": (str(tmp_path),) * 2, "talker": (str(tmp_path / "speaker"),) * 2}
 
 
@@ -196,7 +192,7 @@ async def environments_of_thinkers(
     builder.queues = {("thinker", "talker"): builder.queues["thinker", "talker"] * thinker.replicas}
     with StartProgress(lambda line: None) as progress:
         for number in range(thinker.replicas):
-            await builder.build_ar("thinker", thinker, progress, number)
+            await builder.build("thinker", progress, number)
     return environments
 
 

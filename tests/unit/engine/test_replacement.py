@@ -20,7 +20,7 @@ class Pair:
         self.first, self.second = World("talker/0"), World("talker/1")
         self.warmed: list[str] = []
         self.warm_up_error: Exception | None = None
-        stage: Stage[EngineHandle[Any]] = Stage("talker", (self.first.handle, self.second.handle))
+        stage: Stage[EngineHandle] = Stage("talker", (self.first.handle, self.second.handle))
         supervision = SupervisionConfig(**({"max_backoff_s": 0} | policy))
         self.supervisor = Supervisor([stage], supervision, self._warm_up)
         self.supervisor.start()
@@ -28,7 +28,7 @@ class Pair:
     async def replace(self, name: str = "talker/1", timeout_s: float = 5.0) -> int:
         return await self.supervisor.replace(name, timeout_s)
 
-    async def _warm_up(self, handle: EngineHandle[Any]) -> None:
+    async def _warm_up(self, handle: EngineHandle) -> None:
         assert handle.is_draining, "nobody else is to use it"
         self.warmed.append(handle.name)
         if self.warm_up_error is not None:

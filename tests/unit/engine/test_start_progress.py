@@ -8,8 +8,7 @@ import socket
 import pytest
 
 from omni_server.engine.start_progress import StartProgress
-from omni_server.protocol.local_socket import socket_address
-from omni_server.protocol.start_report import Phase, ProgressSpec
+from omni_server.protocol.start_report import Phase, ProgressSpec, socket_address
 from stages.runtime.engine_start import ProgressReporter
 
 

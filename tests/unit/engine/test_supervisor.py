@@ -27,7 +27,7 @@ def supervised(world: World, **policy: Any) -> Supervisor:
     return one
 
 
-async def _no_warm_up(handle: EngineHandle[Any]) -> None:
+async def _no_warm_up(handle: EngineHandle) -> None:
     raise AssertionError("no other replica would serve meanwhile")
 
 
@@ -207,7 +207,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def watched(
     stage: FakeStage, hang_timeout_s: float | None = HANG_S, clock: Callable[[], float] = time.monotonic
 ) -> asyncio.Task[str]:
-    return asyncio.create_task(until_down(cast(EngineHandle[Any], stage), hang_timeout_s, clock))
+    return asyncio.create_task(until_down(cast(EngineHandle, stage), hang_timeout_s, clock))
 
 
 async def calls(stage: FakeStage, number: int) -> None:

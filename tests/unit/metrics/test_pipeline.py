@@ -2,7 +2,13 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from omni_server.metrics.stage_metrics import ArStageMetrics, QueueLevel, StageLevel, pipeline_text
+from omni_server.metrics.stage_metrics import (
+    ArStageMetrics,
+    QueueLevel,
+    RequestMeter,
+    StageLevel,
+    pipeline_text,
+)
 
 
 class Clock:
@@ -36,7 +42,7 @@ def ended(stage: ArStageMetrics) -> dict[str, float]:
 
 def test_request_that_gives_each_token_is_timed() -> None:
     clock, stage = Clock(), ArStageMetrics()
-    meter = stage.request(30, has_each_token=True, clock=clock)
+    meter = RequestMeter(stage, 30, has_each_token=True, clock=clock)
     clock.now += 0.5
     meter.tokens(0, num_cached=0)  # text without a token
     clock.now += 0.5
@@ -59,7 +65,7 @@ def test_request_that_gives_each_token_is_timed() -> None:
 
 def test_tokens_in_blocks_give_counts_but_no_times_of_tokens() -> None:
     clock, stage = Clock(), ArStageMetrics()
-    meter = stage.request(30, has_each_token=False, clock=clock)
+    meter = RequestMeter(stage, 30, has_each_token=False, clock=clock)
     clock.now += 1.0
     meter.tokens(12, num_cached=0)
     meter.ended("length")
@@ -73,7 +79,7 @@ def test_tokens_in_blocks_give_counts_but_no_times_of_tokens() -> None:
 def test_aborted_and_failed_requests_are_counted_and_not_timed() -> None:
     stage = ArStageMetrics()
     for reason in ("abort", "abort", "error", "repetition"):
-        stage.request(3, has_each_token=True).ended(reason)
+        RequestMeter(stage, 3, has_each_token=True).ended(reason)
     assert ended(stage) == {"stop": 0, "length": 0, "abort": 2, "error": 1, "repetition": 1}
     values = samples({"thinker": stage})
     assert values["vllm:e2e_request_latency_seconds_count", "thinker"] == 0
@@ -82,7 +88,7 @@ def test_aborted_and_failed_requests_are_counted_and_not_timed() -> None:
 
 def test_one_token_has_no_time_between_tokens() -> None:
     stage = ArStageMetrics()
-    meter = stage.request(3, has_each_token=True)
+    meter = RequestMeter(stage, 3, has_each_token=True)
     meter.tokens(1, num_cached=0)
     meter.ended("stop")
     assert samples({"thinker": stage})["vllm:request_time_per_output_token_seconds_count", "thinker"] == 0
@@ -90,7 +96,7 @@ def test_one_token_has_no_time_between_tokens() -> None:
 
 def test_the_warm_up_is_forgotten() -> None:
     stage = ArStageMetrics()
-    meter = stage.request(3, has_each_token=True)
+    meter = RequestMeter(stage, 3, has_each_token=True)
     meter.tokens(2, num_cached=1)
     meter.ended("length")
     stage.clear()

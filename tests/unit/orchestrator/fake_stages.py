@@ -261,7 +261,7 @@ class ReadRun:
 
 
 async def submit(
-    orchestrator: Orchestrator, request: OmniRequest, pinned_engine: EngineHandle[Any] | None = None
+    orchestrator: Orchestrator, request: OmniRequest, pinned_engine: EngineHandle | None = None
 ) -> ReadRun:
     read = ReadRun()
     read.run = await orchestrator.submit(request, read.deliver, pinned_engine)

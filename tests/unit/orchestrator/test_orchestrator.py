@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from vllm import SamplingParams
 
+from omni_server.config.pipeline import find_family
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage, SamplingDefaults
 from omni_server.engine.ar_handle import ArHandle
@@ -65,8 +66,19 @@ MAX_MODEL_LEN = 64
 AUDIO, IMAGE, VIDEO = 901, 902, 903
 THINKER_DEFAULTS = SamplingDefaults(temperature=0.5, max_tokens=9)
 NO_DEFAULTS = SamplingDefaults()
-FAMILY = "stages.qwen2_5_omni:FAMILY"
-"""Whose pipeline is run; what it says of prompts is `FakeFamily`'s."""
+_PIPELINE = find_family("qwen2_5_omni").pipeline
+
+
+class FakeCodecFamily:
+    """Its pipeline is run; what it says of prompts is `FakeFamily`'s."""
+
+    pipeline = replace(
+        _PIPELINE,
+        edges=(_PIPELINE.edges[0], replace(_PIPELINE.edges[1], function=f"{__name__}:fake_codec_edge")),
+    )
+
+
+FAMILY = f"{__name__}:FakeCodecFamily"
 
 
 class FakeFamily:
@@ -158,10 +170,9 @@ class Pipeline:
             stages["code2wav"] = {"max_model_len": 2048}
         document: dict[str, Any] = {"model_family": FAMILY, "platform": "cpu", "stages": stages}
         if speech:
-            function = f"{__name__}:fake_codec_edge"
             document["edges"] = [
                 {"from": "thinker", "to": "talker"},
-                {"from": "talker", "to": "code2wav", "function": function, "chunks": {"mode": "whole"}},
+                {"from": "talker", "to": "code2wav", "chunks": {"mode": "whole"}},
             ]
         ar = (self.thinker, self.talker) if speech else (self.thinker,)
         self.orchestrator = Orchestrator(

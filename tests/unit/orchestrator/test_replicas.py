@@ -84,10 +84,9 @@ class Replicas:
             "talker": {"max_model_len": MAX_MODEL_LEN, "replicas": talkers},
             "code2wav": {"max_model_len": 2048, "replicas": decoders},
         }
-        function = "tests.unit.orchestrator.test_orchestrator:fake_codec_edge"
         edges = [
             {"from": "thinker", "to": "talker"},
-            {"from": "talker", "to": "code2wav", "function": function, "chunks": {"mode": "whole"}},
+            {"from": "talker", "to": "code2wav", "chunks": {"mode": "whole"}},
         ]
         document = {"model_family": FAMILY, "platform": "cpu", "stages": stages, "edges": edges}
         self.orchestrator = Orchestrator(

@@ -21,7 +21,5 @@ ANSWER = Answer(
     codes=(1, 2),
     streamed=WAVEFORM,
     whole=WAVEFORM,
-    first_audio_s=0.25,
-    total_s=0.02,
 )
 REFERENCE = ReferenceAnswer(prompt_tokens=9, text=(), given_ids=None, codes=(), waveform=WAVEFORM)

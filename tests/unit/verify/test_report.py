@@ -8,9 +8,7 @@ import pytest
 
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.errors import ConfigError
-from omni_server.verify.answers import NoAnswer
 from omni_server.verify.compare import CaseResult, compare
-from omni_server.verify.machine import Checkpoint
 from omni_server.verify.report import (
     Report,
     as_markdown,
@@ -26,9 +24,7 @@ FOLDER = Path("/home/Jane Doe/models/mine")
 def report(*results: CaseResult) -> Report:
     return Report(
         model="mine",
-        checkpoint=Checkpoint("0" * 64, 1234567, 2, None),
-        versions=(("omni-server", "1.2.3"),),
-        hardware=("a processor",),
+        facts=(("omni-server", "1.2.3"), ("machine", "a processor")),
         stage_config_name=None,
         stage_config=load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu")),
         precision=FLOAT32,
@@ -41,7 +37,7 @@ def report(*results: CaseResult) -> Report:
 
 EQUAL = compare(SPOKEN, ANSWER, REFERENCE, FLOAT32)
 DIFFERENT = compare(SPOKEN, ANSWER, replace(REFERENCE, prompt_tokens=8), FLOAT32)
-FAILED = compare(WRITTEN, NoAnswer(f"{FOLDER}/config.json is broken"), REFERENCE, FLOAT32)
+FAILED = compare(WRITTEN, f"{FOLDER}/config.json is broken", REFERENCE, FLOAT32)
 
 
 def test_the_verdict_names_the_cases_that_differ() -> None:
