@@ -14,15 +14,15 @@ import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
 
 from stages.qwen2_5_omni.code2wav.bigvgan import FusedBigVGAN
-from stages.qwen2_5_omni.code2wav.vocoder import MelCrop
+from stages.qwen2_5_omni.code2wav.vocoder import MelCrop, Vocoder
 from stages.qwen2_5_omni.code2wav.vocoder_batches import batch_plan, needed_sizes
 
 LENGTH_STEP = 48
 """Mel frames between lengths. An extra one, 64, fits the crop of one block with both margins."""
 
 
-class GraphedVocoder:
-    """Implements `Vocoder` on CUDA."""
+class GraphedVocoder(Vocoder):
+    """On CUDA; fused and in the given type."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class GraphedVocoder:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record all graphs now instead of at their first use."""
+        """Record all graphs. Must be called before `synthesize`."""
         shapes = [
             (batch_size, length)
             for length in reversed(self._lengths)
@@ -90,7 +90,6 @@ class GraphedVocoder:
         return self._lengths[bisect.bisect(self._lengths, length)]
 
     def _run(self, batch_size: int, length: int, crops: Sequence[MelCrop]) -> list[torch.Tensor]:
-        graph = self._graph(batch_size, length)
         inputs, outputs = self._buffers(batch_size, length)
         starts = []
         for slot, crop in zip(inputs, crops, strict=False):
@@ -102,7 +101,7 @@ class GraphedVocoder:
                 slot[:start] = mel[0]
             elif extra:
                 slot[len(mel) :] = mel[-1]
-        graph.replay()
+        self._graphs[batch_size, length].replay()
         return [
             crop.kept(output[start * self._samples_per_frame :], self._samples_per_frame)
             for output, start, crop in zip(outputs, starts, crops, strict=False)
@@ -113,12 +112,6 @@ class GraphedVocoder:
         size = batch_size * length
         inputs = self._mel[:size].view(batch_size, length, -1)
         return inputs, self._waveform[: size * self._samples_per_frame].view(batch_size, -1)
-
-    def _graph(self, batch_size: int, length: int) -> torch.cuda.CUDAGraph:
-        if (batch_size, length) not in self._graphs:
-            self._compile(batch_size, length)
-            self._record(batch_size, length)
-        return self._graphs[batch_size, length]
 
     def _compile(self, batch_size: int, length: int) -> None:
         """Compile kernels outside a capture."""
