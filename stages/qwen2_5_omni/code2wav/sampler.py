@@ -1,6 +1,7 @@
 """Computes mel spectrograms: runs batches of blocks through the DiT, with or without CUDA graphs."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -13,6 +14,7 @@ from stages.qwen2_5_omni.code2wav.packing import (
     num_blocks_of,
     pack_windows,
 )
+from stages.runtime.cuda_graphs import CudaGraphRecorder, Work
 
 
 class MelSampler:
@@ -74,14 +76,13 @@ class _SolverGraphs:
     def __init__(self, dit: PackedDiT, sizes: list[int], device: torch.device) -> None:
         self.sizes = sizes
         self._dit = dit
-        self._pool = torch.cuda.graph_pool_handle()
+        self._record = CudaGraphRecorder()
         largest, size = sizes[-1], dit.block_size
         self._state = torch.zeros(largest, size, dit.mel_dim, device=device)
         self._bias = torch.zeros(dit.num_branches, largest, size, dit.hidden_size, device=device)
         self._layout = BlockLayout(empty_table(largest, size).to(device), size)
         self._interval = Interval(*(tensor.clone() for tensor in dit.intervals[0]))
-        # The largest first: the others fit in its memory.
-        self._graphs = {size: self._recorded(size) for size in reversed(sizes)}
+        self._replay = {size: self._recorded(size) for size in reversed(sizes)}
 
     def bucket(self, num_blocks: int) -> int:
         """The smallest graph size that fits `num_blocks`, or `num_blocks` itself if none does."""
@@ -96,16 +97,13 @@ class _SolverGraphs:
         for interval in self._dit.intervals:
             for own, given in zip(self._interval, interval, strict=True):
                 own.copy_(given)
-            self._graphs[size].replay()
+            self._replay[size]()
         return self._state[:size].clone()
 
-    def _recorded(self, size: int) -> torch.cuda.CUDAGraph:
+    def _recorded(self, size: int) -> Work:
         self._advance(size)  # compile kernels and let cuBLAS allocate: not allowed in a capture
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._advance(size)
-        return graph
+        return self._record(partial(self._advance, size))
 
     def _advance(self, size: int) -> None:
         state = self._state[:size]

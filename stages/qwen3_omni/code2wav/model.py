@@ -10,13 +10,14 @@ from omni_server.config.stages import DiffusionStage
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
 from omni_server.transport.result import Failure
-from stages.qwen3_omni.code2wav.graphed_passes import CudaGraphRecorder, GraphedPasses
+from stages.qwen3_omni.code2wav.graphed_passes import GraphedPasses
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.passes import EagerPasses, Passes
+from stages.qwen3_omni.code2wav.passes import Passes
 from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder, WindowJob
 from stages.qwen3_omni.codec_layout import Code2WavLayout, code2wav_layout
 from stages.qwen3_omni.codec_window import CodecWindow
 from stages.runtime.checkpoint_weights import load_weights_exactly
+from stages.runtime.cuda_graphs import CudaGraphRecorder
 from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, RejectedRequestsError
 
 WEIGHT_PREFIX = "code2wav."
@@ -67,7 +68,7 @@ class Qwen3OmniCode2Wav(DiffusionModel):
     def _passes(self) -> Passes:
         max_frames = max(1, self._stage.max_num_batched_tokens // self._num_codebooks)
         if not self._is_fast:
-            return EagerPasses(self.code2wav, num_slots=self._num_slots, max_frames=max_frames)
+            return Passes(self.code2wav, num_slots=self._num_slots, max_frames=max_frames)
         return GraphedPasses(
             self.code2wav,
             CudaGraphRecorder(),
