@@ -10,7 +10,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavDiTModel,
 )
 
-from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from stages.qwen2_5_omni.code2wav.dit import PackedDiT
 from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
 from stages.qwen2_5_omni.code2wav.packing import Carry, MelJob, max_num_blocks, num_blocks_of
@@ -20,12 +20,6 @@ from stages.qwen2_5_omni.code2wav.vocoder import Vocoder, mel_crop
 from stages.qwen2_5_omni.code2wav.voices import Voice
 from stages.qwen2_5_omni.codec_window import CodecWindow
 from stages.qwen2_5_omni.options import Code2WavStage
-
-TORCH_DTYPES: dict[ComputeDtype, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True)
@@ -58,7 +52,7 @@ class Code2WavPipeline:
         self._frames_per_code: int = dit.config.repeats
         codes_per_block = dit.config.block_size // dit.config.repeats
         device = dit.proj_out.weight.device
-        dtype = TORCH_DTYPES[runtime.compute_dtype]
+        dtype: torch.dtype = getattr(torch, runtime.compute_dtype)
         stage = runtime.stage
         assert isinstance(stage, Code2WavStage)
         longest_window_frames = num_blocks_of(stage.max_model_len, codes_per_block) * dit.config.block_size
@@ -103,8 +97,8 @@ class Code2WavPipeline:
     def run(self, jobs: Sequence[WindowJob]) -> list[torch.Tensor]:
         """Returns each window's emitted waveform, float32 [num_codes * samples per code] in [-1, 1].
 
-        A window that continues its stream is computed without the codes before `emit_start`. Raises
-        `ValueError` for two windows of one stream.
+        A window that continues its stream is computed without the codes before `emit_start`. No two windows are
+        of one stream.
         """
         windows = [job.window for job in jobs]
         carries = self.streams.enter(windows)

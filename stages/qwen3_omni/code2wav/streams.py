@@ -42,13 +42,7 @@ class StreamTable:
 
     def enter(self, windows: Sequence[CodecWindow]) -> list[Place]:
         """Returns each window's place. Call `leave` or `abandon` afterwards; until then, no other window can
-        use the slots.
-
-        Raises `ValueError` for two windows of one stream, or more windows than slots."""
-        if len({window.stream for window in windows}) < len(windows):
-            raise ValueError("two windows of one stream: the second one needs what the first leaves behind")
-        if len(windows) > len(self._states) + len(self._free_slots):
-            raise ValueError(f"{len(windows)} windows, more than there are slots")
+        use the slots. No two windows are of one stream, and there are no more of them than slots."""
         # Remove all before assigning the first slot: no window of this batch may lose its own.
         states = [self._states.pop(window.stream, None) for window in windows]
         places = []
