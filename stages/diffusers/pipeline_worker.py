@@ -36,7 +36,7 @@ from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_folder import read_pipeline_folder
 from stages.diffusers.pipeline_run import PipelineRun
 from stages.diffusers.stepped_pipeline import SteppedPipeline
-from stages.diffusers.warm_up import WarmUp
+from stages.diffusers.warm_up import warm_up
 from stages.runtime import engine_start
 from stages.runtime.memory import enforce_share
 from stages.runtime.step_scheduler import StepOutput
@@ -106,15 +106,15 @@ class PipelineWorker(WorkerBase):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Raises `ConfigError` if the largest step does not fit the device or returns no image."""
         folder = read_pipeline_folder(Path(self.vllm_config.model_config.model))
-        warm_up = WarmUp(
+        self._progress.report(Phase.MEASURING)
+        found = warm_up(
             self._pipeline,
             self._stage,
             device=self._device,
             share=self._share,
             input_tokens=input_image_tokens(folder),
         )
-        self._progress.report(Phase.MEASURING)
-        self._progress.report(Phase.BUDGETED, warm_up.run())
+        self._progress.report(Phase.BUDGETED, found)
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
     # -- steps
@@ -194,7 +194,7 @@ class PipelineWorker(WorkerBase):
             return finished_image(run)
         failure, run.error = run.error, None  # the frames of its traceback hold tensors, and the run
         if isinstance(failure, ValueError) and not run.has_called_denoiser:
-            # Pipelines check their arguments first. `WarmUp` has shown that this one can run.
+            # Pipelines check their arguments first. `warm_up` has shown that this one can run.
             logger.info("request %s was refused by the pipeline", request_id, exc_info=failure)
             return Refusal("invalid_value", f"the model's pipeline refused the request: {failure}")
         if isinstance(failure, torch.AcceleratorError):

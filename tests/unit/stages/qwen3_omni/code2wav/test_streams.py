@@ -43,7 +43,7 @@ def test_aborted_streams_take_no_slots_for_ever() -> None:
         step(streams, window(str(number), 0))
     assert [streams.end_of(str(number)) for number in range(10)] == [*[None] * 8, 10, 10]
     step(streams, window("9", 10, last=True))
-    assert streams.num_free_slots == 1
+    assert len(streams.free_slots) == 1
 
 
 def test_after_a_failure_the_streams_are_unknown_and_their_slots_free() -> None:
@@ -51,4 +51,4 @@ def test_after_a_failure_the_streams_are_unknown_and_their_slots_free() -> None:
     step(streams, window("a", 0))
     streams.abandon(streams.enter([window("a", 10), window("b", 0)]))
     assert [streams.end_of(name) for name in "ab"] == [None, None]
-    assert streams.num_free_slots == 2
+    assert len(streams.free_slots) == 2
