@@ -147,9 +147,4 @@ class Qwen3OmniCode2Wav(DiffusionModel):
 
 def layout_of(config: Qwen3OmniMoeCode2WavConfig) -> Code2WavLayout:
     """Raises `ConfigError` for a config that no decoder can have."""
-    return code2wav_layout(
-        num_layers=config.num_hidden_layers,
-        sliding_window=config.sliding_window,
-        upsampling_ratios=config.upsampling_ratios,
-        upsample_rates=config.upsample_rates,
-    )
+    return code2wav_layout(config.to_dict())
