@@ -17,7 +17,7 @@ from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOu
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_server.protocol.corruption import Corruption
-from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, RowsRequest, decode_request
+from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, decode_request
 from stages.runtime.embeddings_in import HasRowTable, RowOverlay
 from stages.runtime.embeddings_out import PendingRows, RowEmitter, consumer_prompt, last_sent
 from stages.runtime.fractional_positions import unpacked
@@ -141,7 +141,8 @@ class RowRunnerMixin(VllmRunner):
         if self.code_history is not None and request.sampling_params is not None:
             num_prompt_tokens = len(request.prompt_token_ids or ())
             self.code_history.add(request.req_id, num_prompt_tokens, request.sampling_params)
-        match rows_request(request):
+        extra = {} if request.sampling_params is None else request.sampling_params.extra_args or {}
+        match decode_request(extra[REQUEST_KEY]) if REQUEST_KEY in extra else None:
             case RowsInput() as rows_input:
                 self.row_overlay.announce(request.req_id, rows_input)
             case RowsOutput() as rows_output if self.stage_config.row_producer is not None:
@@ -232,14 +233,6 @@ class RowRunnerMixin(VllmRunner):
         when the stage is idle."""
         holders = (self.row_overlay, self.row_emitter, self.code_history)
         return sum(len(holder) for holder in holders if holder is not None)
-
-
-def rows_request(request: NewRequestData) -> RowsRequest | None:
-    """The request's row settings, or None for text-only requests and vLLM's warm-up requests."""
-    params = request.sampling_params
-    if params is None or not params.extra_args or REQUEST_KEY not in params.extra_args:
-        return None
-    return decode_request(params.extra_args[REQUEST_KEY])
 
 
 class CompletedOutput(AsyncModelRunnerOutput):
