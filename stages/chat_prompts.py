@@ -94,32 +94,34 @@ class PromptRenderer:
             {"role": message.role, "content": [template_part(part) for part in joined_texts(message.content)]}
             for message in messages
         ]
-        try:
-            rendered: str = self._processor.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True
-            )
-        except TemplateError as exc:  # e.g. on an odd order of roles
-            raise InvalidRequestError(
-                f"the model's chat template refuses these messages: {exc}", param="messages"
-            ) from exc
-        pieces = plain.pieces(rendered)
-        text = "".join(pieces)
-        try:
-            text.encode()
-        except UnicodeEncodeError as exc:
-            raise InvalidRequestError(
-                f"the messages hold text that cannot be encoded: {exc}", param="messages"
-            ) from exc
+        pieces = rendered_pieces(self._processor, conversation, plain)
         parts = [part for message in messages for part in message.content]
         videos = [part for part in parts if isinstance(part, VideoPart)]
         return Prompt(
-            text=text,
+            text="".join(pieces),
             audios=tuple((p.samples, p.sample_rate_hz) for p in parts if isinstance(p, AudioPart)),
             images=tuple(p.pixels for p in parts if isinstance(p, ImagePart)),
             videos=tuple(videos),
             processor_kwargs={"do_sample_frames": False} if videos else {},
             pieces=pieces if len(pieces) > 1 else (),
         )
+
+
+def rendered_pieces(template: Any, conversation: list[dict[str, Any]], plain: PlainText) -> tuple[str, ...]:
+    """`template`: a processor or a tokenizer of transformers. Raises `InvalidRequestError` if it refuses the chat
+    or the text cannot be encoded."""
+    try:
+        rendered: str = template.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
+        rendered.encode()
+    except TemplateError as exc:  # e.g. on an odd order of roles
+        raise InvalidRequestError(
+            f"the model's chat template refuses these messages: {exc}", param="messages"
+        ) from exc
+    except UnicodeEncodeError as exc:
+        raise InvalidRequestError(
+            f"the messages hold text that cannot be encoded: {exc}", param="messages"
+        ) from exc
+    return plain.pieces(rendered)
 
 
 def joined_texts(parts: Iterable[ContentPart]) -> list[ContentPart]:

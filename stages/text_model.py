@@ -5,13 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
 from omni_server.config.checkpoint_files import read_json_object
-from omni_server.errors import ConfigError, InvalidRequestError
+from omni_server.errors import ConfigError
 from omni_server.family import Prompt
 from omni_server.types import ChatMessage, FunctionTool, TextPart
-from stages.chat_prompts import PlainText, with_tools
+from stages.chat_prompts import PlainText, rendered_pieces, with_tools
 
 
 class TextModel:
@@ -37,16 +35,7 @@ class TextModel:
             {"role": message.role, "content": _text_of(message)}
             for message in with_tools(marked, tools, plain.marked, None)
         ]
-        try:
-            rendered: str = self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True
-            )
-            rendered.encode()
-        except (TemplateError, UnicodeEncodeError) as exc:  # e.g. on an odd order of roles
-            raise InvalidRequestError(
-                f"the model's chat template refuses these messages: {exc}", param="messages"
-            ) from exc
-        pieces = plain.pieces(rendered)
+        pieces = rendered_pieces(self._tokenizer, conversation, plain)
         return Prompt("".join(pieces), pieces=pieces if len(pieces) > 1 else ())
 
 

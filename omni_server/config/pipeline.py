@@ -70,12 +70,12 @@ Payload = TokenFrames | Embeddings
 
 @dataclass(frozen=True)
 class StepwiseEngine:
-    """Runs a `diffusion` stage in many steps per request, with an executor in the place of vLLM's worker.
+    """Runs a `diffusion` stage in many steps per request, with a worker of its own.
 
     Requests join and leave between two steps (`stages.runtime.step_scheduler`)."""
 
-    executor: str
-    """`package.module.Class` of a vLLM executor."""
+    worker: str
+    """`package.module.Class`, a subclass of vLLM's `WorkerBase`."""
     config_format: str
     """vLLM's name of the parser of the checkpoint's configuration, which the family registers."""
 

@@ -114,10 +114,9 @@ def diffusion_engine_args(
         "kv_cache_memory_bytes": NO_KV_CACHE_BYTES,
     }
     if stepwise is not None:
-        del arguments["worker_cls"]
         arguments |= {
+            "worker_cls": stepwise.worker,
             "scheduler_cls": STEP_SCHEDULER,
-            "distributed_executor_backend": stepwise.executor,
             "config_format": stepwise.config_format,
         }
     # vLLM has nothing to capture: the model has its own CUDA graphs.

@@ -82,13 +82,13 @@ class DiffusersFamily:
                 "diffusion",
                 output="image",
                 config=DiffusersStage,
-                stepwise=StepwiseEngine("stages.diffusers.executor.DiffusersPipelineExecutor", CONFIG_FORMAT),
+                stepwise=StepwiseEngine("stages.diffusers.pipeline_worker.PipelineWorker", CONFIG_FORMAT),
             )
         }
     )
     architectures = ("DiffusionPipeline",)
     reference: str | None = None
-    engine_modules: tuple[str, ...] = ("stages.diffusers.executor", "stages.runtime.step_scheduler")
+    engine_modules: tuple[str, ...] = ("stages.diffusers.pipeline_worker", "stages.runtime.step_scheduler")
     default_configs: DefaultConfigs | None = DefaultConfigs(gpu="diffusers", demo="diffusers.demo-cpu")
 
     def open(self, model_dir: Path) -> "DiffusersModel":

@@ -43,8 +43,7 @@ def _changed_weight_bytes(
         return None
     import torch
 
-    from stages.diffusers.modules import empty_modules
-    from stages.diffusers.stored_float8 import STORED, cast_weights
+    from stages.diffusers.modules import STORED, cast_weights, empty_modules
 
     dtype = getattr(torch, stage.compute_dtype(platform))
     modules = empty_modules(folder)

@@ -10,11 +10,10 @@ from omni_server.errors import ConfigError
 from omni_server.protocol.diffusion_config import ComputeDtype
 from stages.diffusers.family import pipeline_class
 from stages.diffusers.loras import load_loras
-from stages.diffusers.modules import empty_modules
+from stages.diffusers.modules import cast_weights, empty_modules
 from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_folder import PipelineFolder, read_pipeline_folder
 from stages.diffusers.pipeline_options import apply_options
-from stages.diffusers.stored_float8 import cast_weights
 
 
 def load_pipeline(

@@ -65,16 +65,12 @@ class PipelineRun:
         """The call at which the run is parked; None at the end of a step."""
         self.result: Any = None
         self.error: Exception | None = None
-        self._over = threading.Event()
+        self.is_over = False
+        """Finished, failed or aborted."""
         self._is_aborted = False
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._main, name="pipeline", daemon=True)
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-
-    @property
-    def is_over(self) -> bool:
-        """Finished, failed or aborted."""
-        return self._over.is_set()
 
     @property
     def is_denoised(self) -> bool:
@@ -94,13 +90,13 @@ class PipelineRun:
 
     def abort(self) -> None:
         """Ends the run where it is parked; nothing is decoded. Harmless if it is over."""
-        if self._over.is_set():
+        if self.is_over:
             return
         self._is_aborted = True
         if self._thread.ident is None:
             self._end()
         else:
-            while not self._over.is_set():  # a pipeline may have a `finally` that calls the denoiser
+            while not self.is_over:  # a pipeline may have a `finally` that calls the denoiser
                 self.resume()
 
     def denoise(self, call: DenoiserCall) -> Any:
@@ -156,7 +152,7 @@ class PipelineRun:
         self._back.release()
 
     def _end(self) -> None:
-        self._over.set()
+        self.is_over = True
         self.call = self.estimate = self.cache_context = None
         # The scheduler refers to itself and to this run, and so would keep tensors until the garbage
         # collector comes.

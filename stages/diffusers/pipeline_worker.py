@@ -14,7 +14,7 @@ from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheSpec
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, ModelRunnerOutput
 from vllm.v1.worker.utils import request_memory
-from vllm.v1.worker.worker_base import CompilationTimes
+from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from omni_server.protocol.diffusion import INPUT_KEY
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
@@ -36,7 +36,7 @@ from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_folder import read_pipeline_folder
 from stages.diffusers.pipeline_run import PipelineRun
 from stages.diffusers.stepped_pipeline import SteppedPipeline
-from stages.diffusers.warm_up import WarmUp
+from stages.diffusers.warm_up import warm_up
 from stages.runtime import engine_start
 from stages.runtime.memory import enforce_share
 from stages.runtime.step_scheduler import StepOutput
@@ -56,19 +56,19 @@ class _Request:
     """Of the current step."""
 
 
-class PipelineWorker:
-    """Answers what vLLM's engine core and executor ask of a worker.
+class PipelineWorker(WorkerBase):
+    """A pipeline has no KV cache, no sampler and no input batch, so no model runner of vLLM's is involved.
 
     Raises `TypeError` unless `additional_config` is a `DiffusionRuntimeConfig` with a `DiffusersStage`.
     """
 
-    def __init__(self, vllm_config: VllmConfig) -> None:
+    def __init__(self, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
         runtime = vllm_config.additional_config
         if not isinstance(runtime, DiffusionRuntimeConfig) or not isinstance(runtime.stage, DiffusersStage):
             raise TypeError(
                 "a Diffusers pipeline needs additional_config=DiffusionRuntimeConfig(DiffusersStage(...), ...)"
             )
-        self._vllm_config = vllm_config
         self._runtime = runtime
         self._stage = runtime.stage
         self._device = torch.device("cpu")
@@ -87,34 +87,34 @@ class PipelineWorker:
             return
         self._device = torch.device("cuda", 0)  # the only one that the engine's process sees
         torch.cuda.set_device(self._device)
-        self._share = request_memory(MemorySnapshot(device=self._device), self._vllm_config.cache_config)
+        self._share = request_memory(MemorySnapshot(device=self._device), self.vllm_config.cache_config)
         enforce_share(self._share, self._device)
 
     def load_model(self) -> None:
         """Raises `ConfigError` for a folder or an option that cannot be served."""
         self._progress.report(Phase.LOADING)
         pipe = load_pipeline(
-            self._vllm_config.model_config.model,
+            self.vllm_config.model_config.model,
             self._stage,
             self._runtime.compute_dtype,
             self._device,
-            random_weights=self._vllm_config.load_config.load_format == "dummy",
+            random_weights=self.vllm_config.load_config.load_format == "dummy",
         )
         self._pipeline = SteppedPipeline(pipe, joins=self._stage.join_requests)
         self._progress.report(Phase.LOADED)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """Raises `ConfigError` if the largest step does not fit the device or returns no image."""
-        folder = read_pipeline_folder(Path(self._vllm_config.model_config.model))
-        warm_up = WarmUp(
+        folder = read_pipeline_folder(Path(self.vllm_config.model_config.model))
+        self._progress.report(Phase.MEASURING)
+        found = warm_up(
             self._pipeline,
             self._stage,
             device=self._device,
             share=self._share,
             input_tokens=input_image_tokens(folder),
         )
-        self._progress.report(Phase.MEASURING)
-        self._progress.report(Phase.BUDGETED, warm_up.run())
+        self._progress.report(Phase.BUDGETED, found)
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
     # -- steps
@@ -194,7 +194,7 @@ class PipelineWorker:
             return finished_image(run)
         failure, run.error = run.error, None  # the frames of its traceback hold tensors, and the run
         if isinstance(failure, ValueError) and not run.has_called_denoiser:
-            # Pipelines check their arguments first. `WarmUp` has shown that this one can run.
+            # Pipelines check their arguments first. `warm_up` has shown that this one can run.
             logger.info("request %s was refused by the pipeline", request_id, exc_info=failure)
             return Refusal("invalid_value", f"the model's pipeline refused the request: {failure}")
         if isinstance(failure, torch.AcceleratorError):
@@ -207,9 +207,6 @@ class PipelineWorker:
         for request in self._requests.values():
             self._pipeline.abort(request.run)
         self._requests.clear()
-
-    def check_health(self) -> None:
-        """The engine's main loop calls it between two steps; there is nothing else that could be ill."""
 
     def counts(self) -> dict[str, int]:
         """For `collective_rpc`: images under way, calls of the denoiser, and passes in which they were
@@ -225,8 +222,6 @@ class PipelineWorker:
     def get_supported_kv_cache_layouts(self) -> list[str]:
         return ["LBNHC"]
 
-    def set_kv_cache_layout(self, layout_name: str) -> None: ...
-
     def initialize_from_config(self, kv_cache_configs: Any) -> None: ...
 
     def determine_available_memory(self) -> int:
@@ -234,11 +229,6 @@ class PipelineWorker:
 
     def get_supported_tasks(self) -> tuple[SupportedTask, ...]:
         return ("plugin",)
-
-    def supports_draft_weight_updates(self) -> bool:
-        return False
-
-    def reset_mm_cache(self) -> None: ...
 
     def reset_encoder_cache(self) -> None: ...
 

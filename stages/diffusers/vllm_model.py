@@ -31,7 +31,7 @@ class DiffusersConfigParser(ConfigParserBase):
 
 
 class DiffusersPipelineStage(torch.nn.Module):
-    """Has no instances: `stages.diffusers.executor` runs the pipeline."""
+    """Has no instances: `stages.diffusers.pipeline_worker` runs the pipeline."""
 
     is_pooling_model: ClassVar[Literal[True]] = True
     is_attention_free: ClassVar[Literal[True]] = True

@@ -23,100 +23,87 @@ MAX_MEAN_DIFFERENCE = 0.01
 not."""
 
 
-class WarmUp:
-    def __init__(
-        self,
-        pipeline: SteppedPipeline,
-        stage: DiffusersStage,
-        *,
-        device: torch.device,
-        share: int | None,
-        input_tokens: int,
-    ) -> None:
-        """`share` is that of the device's memory, in bytes; None on a CPU. `input_tokens` are those of an
-        image to edit."""
-        self._pipeline = pipeline
-        self._stage = stage
-        self._device = device
-        self._share = share
-        self._input_tokens = input_tokens
+def warm_up(
+    pipeline: SteppedPipeline,
+    stage: DiffusersStage,
+    *,
+    device: torch.device,
+    share: int | None,
+    input_tokens: int,
+) -> str:
+    """Returns what it found, in words. Raises `ConfigError` if the largest step fails.
 
-    def run(self) -> str:
-        """Returns what it found, in words. Raises `ConfigError` if the largest step fails."""
-        found = []
-        if self._pipeline.joins and self._stage.max_num_seqs > 1:
-            found.append(self._try_joining())
-        found.append(self._largest_step())
-        self._pipeline.num_calls = self._pipeline.num_passes = 0
-        return "; ".join(found)
+    `share` is that of the device's memory, in bytes; None on a CPU. `input_tokens` are those of an image to
+    edit.
+    """
+    found = []
+    if pipeline.joins and stage.max_num_seqs > 1:
+        found.append(_try_joining(pipeline, stage))
+    number, side = 1, _side(stage.largest_image)
+    if share is not None:  # else there is nothing to measure
+        num_tokens = num_image_tokens(side, side) + input_tokens * pipeline.takes("image")
+        number = max(1, min(stage.max_num_seqs, stage.max_num_batched_tokens // num_tokens))
+        start_measuring(device)
+    what = f"{number} image{'' if number == 1 else 's'} of {side}x{side}"
+    try:
+        _images(pipeline, [_job(pipeline, "a red cube", side, seed) for seed in range(number)])
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"{what} do not fit the stage's share of the GPU (gpu_memory_utilization "
+            f"{stage.gpu_memory_utilization:g}): raise it, or lower max_model_len or "
+            "max_num_batched_tokens"
+        ) from error
+    pipeline.num_calls = pipeline.num_passes = 0
+    if share is None:
+        return "; ".join([*found, f"{what} at once"])
+    resident, activations = measured_use(device)
+    rest = share - OUTSIDE_TORCH_BYTES - resident - activations
+    found.append(
+        f"{what} at once: {share / 1e9:.1f} GB = {resident / 1e9:.1f} weights + "
+        f"{activations / 1e9:.1f} activations + {OUTSIDE_TORCH_BYTES / 1e9:.1f} reserve + "
+        f"{rest / 1e9:.1f} free"
+    )
+    return "; ".join(found)
 
-    def _try_joining(self) -> str:
-        """Switches joining off for a pipeline whose requests it would mix or fail."""
-        side = _side(min(CHECK_TOKENS, self._stage.largest_image))
-        prompts = ("a red cube", "two green spheres on a wooden table")
-        jobs = [self._job(prompt, side, seed) for seed, prompt in enumerate(prompts)]
-        alone = [self._images([job])[0] for job in jobs]
-        joined = self._images(jobs)
-        if self._stage.compile:  # without padding and its mask, it is compiled once more
-            self._images([jobs[0], jobs[0]])
-        differences = [float((a - b).abs().mean()) for a, b in zip(alone, joined, strict=True)]
-        if self._pipeline.num_failed_joins:
-            self._pipeline.joins = False
-            return "its requests cannot be joined"
-        if max(differences) > MAX_MEAN_DIFFERENCE:
-            self._pipeline.joins = False
-            return f"its requests are not joined, as that changes images by {max(differences):.2f}"
-        return "requests can be joined"
 
-    def _largest_step(self) -> str:
-        stage = self._stage
-        side = _side(stage.largest_image)
-        number = 1
-        if self._share is not None:  # else there is nothing to measure
-            num_tokens = num_image_tokens(side, side) + self._input_tokens * self._pipeline.takes("image")
-            number = max(1, min(stage.max_num_seqs, stage.max_num_batched_tokens // num_tokens))
-        what = f"{number} image{'' if number == 1 else 's'} of {side}x{side}"
-        if self._share is not None:
-            start_measuring(self._device)
-        try:
-            self._images([self._job("a red cube", side, seed) for seed in range(number)])
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"{what} do not fit the stage's share of the GPU (gpu_memory_utilization "
-                f"{stage.gpu_memory_utilization:g}): raise it, or lower max_model_len or "
-                "max_num_batched_tokens"
-            ) from error
-        if self._share is None:
-            return f"{what} at once"
-        resident, activations = measured_use(self._device)
-        rest = self._share - OUTSIDE_TORCH_BYTES - resident - activations
-        return (
-            f"{what} at once: {self._share / 1e9:.1f} GB = {resident / 1e9:.1f} weights + "
-            f"{activations / 1e9:.1f} activations + {OUTSIDE_TORCH_BYTES / 1e9:.1f} reserve + "
-            f"{rest / 1e9:.1f} free"
-        )
+def _try_joining(pipeline: SteppedPipeline, stage: DiffusersStage) -> str:
+    """Switches joining off for a pipeline whose requests it would mix or fail."""
+    side = _side(min(CHECK_TOKENS, stage.largest_image))
+    prompts = ("a red cube", "two green spheres on a wooden table")
+    jobs = [_job(pipeline, prompt, side, seed) for seed, prompt in enumerate(prompts)]
+    alone = [_images(pipeline, [job])[0] for job in jobs]
+    joined = _images(pipeline, jobs)
+    if stage.compile:  # without padding and its mask, it is compiled once more
+        _images(pipeline, [jobs[0], jobs[0]])
+    differences = [float((a - b).abs().mean()) for a, b in zip(alone, joined, strict=True)]
+    if pipeline.num_failed_joins:
+        pipeline.joins = False
+        return "its requests cannot be joined"
+    if max(differences) > MAX_MEAN_DIFFERENCE:
+        pipeline.joins = False
+        return f"its requests are not joined, as that changes images by {max(differences):.2f}"
+    return "requests can be joined"
 
-    def _job(self, prompt: str, side: int, seed: int) -> ImageJob:
-        grey = Pixels.of(np.full((side, side, 3), 128, np.uint8))
-        takes_images = self._pipeline.takes("image")
-        takes_negatives = self._pipeline.takes("negative_prompt")
-        return ImageJob(
-            prompt,
-            side,
-            side,
-            seed,
-            negative_prompt="blurred" if takes_negatives else None,
-            num_steps=NUM_STEPS,
-            images=(grey,) if takes_images else (),
-        )
 
-    def _images(self, jobs: list[ImageJob]) -> list[torch.Tensor]:
-        """Raises what the pipeline raises, and `ConfigError` if its results are no images."""
-        pipeline = self._pipeline
-        runs: list[PipelineRun] = [pipeline.start(pipeline_arguments(pipeline.pipe, job)) for job in jobs]
-        while waiting := [run for run in runs if not run.is_over]:
-            pipeline.step(waiting)
-        return [_checked(run) for run in runs]
+def _job(pipeline: SteppedPipeline, prompt: str, side: int, seed: int) -> ImageJob:
+    grey = Pixels.of(np.full((side, side, 3), 128, np.uint8))
+    return ImageJob(
+        prompt,
+        side,
+        side,
+        seed,
+        negative_prompt="blurred" if pipeline.takes("negative_prompt") else None,
+        num_steps=NUM_STEPS,
+        images=(grey,) if pipeline.takes("image") else (),
+    )
+
+
+def _images(pipeline: SteppedPipeline, jobs: list[ImageJob]) -> list[torch.Tensor]:
+    """Raises what the pipeline raises, and `ConfigError` if its results are no images."""
+    runs: list[PipelineRun] = [pipeline.start(pipeline_arguments(pipeline.pipe, job)) for job in jobs]
+    while waiting := [run for run in runs if not run.is_over]:
+        pipeline.step(waiting)
+    return [_checked(run) for run in runs]
 
 
 def _checked(run: PipelineRun) -> torch.Tensor:

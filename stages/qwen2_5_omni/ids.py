@@ -23,8 +23,6 @@ class SpecialIds:
     codec_pad: int
     codec_start: int  # never sampled
     codec_end: int
-    codec_table_size: int  # rows of the DiT's embedding table
-    codec_vocab_size: int
 
 
 def read_special_ids(model_dir: Path) -> SpecialIds:
@@ -48,8 +46,6 @@ def read_special_ids(model_dir: Path) -> SpecialIds:
         codec_pad=keys.number("talker_config", "tts_codec_pad_token_id"),
         codec_start=keys.number("talker_config", "tts_codec_start_token_id"),
         codec_end=keys.number("talker_config", "tts_codec_end_token_id"),
-        codec_table_size=keys.number("token2wav_config", "dit_config", "num_embeds") + 1,
-        codec_vocab_size=keys.number("talker_config", "vocab_size"),
     )
 
 

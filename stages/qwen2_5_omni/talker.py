@@ -5,24 +5,21 @@ the head dimension is the config's own (the 7B has 12 heads of 128 over a hidden
 embeddings are as wide as the thinker's hidden states, and a projection narrows the summed input.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import CacheConfig, VllmConfig, get_current_vllm_config
 from vllm.model_executor.layers.linear import ReplicatedLinear
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization import QuantizationConfig
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.models.interfaces import SupportsLoRA, SupportsMRoPE, SupportsPP, SupportsQuant
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.models.llama import LlamaAttention, LlamaDecoderLayer
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM, Qwen2Model
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
 from stages.qwen2_5_omni.rope_attention import use_rope_attention
+from stages.qwen_omni.codec_talker import CodecTalker
 
 _CHECKPOINT = WeightsMapper(
     orig_to_new_prefix={
@@ -104,34 +101,23 @@ class TalkerModel(Qwen2Model):
         return super().forward(None, positions, intermediate_tensors, projected)
 
 
-class Qwen2_5OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, SupportsMRoPE):
+class Qwen2_5OmniTalker(CodecTalker):
     """`inputs_embeds` `[num_tokens, embedding_size]`: codec embeddings overlaid with the thinker's rows."""
 
+    checkpoint = _CHECKPOINT
     hf_to_vllm_mapper = _CHECKPOINT | Qwen2Model.hf_to_vllm_mapper
     packed_modules_mapping = Qwen2ForCausalLM.packed_modules_mapping
-    banned_ids: torch.Tensor
+    model: TalkerModel
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
         config = vllm_config.model_config.hf_config
-        quant_config = vllm_config.quant_config
-        self.config = config
-        self.quant_config = quant_config
-        self.model = TalkerModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        self.lm_head = ParallelLMHead(
-            config.vocab_size,
-            config.hidden_size,
-            quant_config=quant_config,
-            prefix=maybe_prefix(prefix, "lm_head"),
-        )
-        self.logits_processor = LogitsProcessor(config.vocab_size)
-        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
         # Only ids that code2wav has an embedding for, and the two that end the speech, may be sampled. The
         # reference suppresses only the start id; ids beyond the table would make its DiT fail.
         banned = torch.arange(config.vocab_size) >= config.codec_table_size
         banned[[config.tts_codec_pad_token_id, config.tts_codec_end_token_id]] = False
         banned[config.tts_codec_start_token_id] = True
-        self.register_buffer("banned_ids", banned, persistent=False)
+        model = TalkerModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        super().__init__(model, banned, vllm_config, prefix)
 
     @property
     def token_embedding(self) -> VocabParallelEmbedding:
@@ -144,10 +130,6 @@ class Qwen2_5OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Supp
             layer.attends_by_kernel(metadata[layer.attn.layer_name]) for layer in layers
         )
 
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Codec embeddings `[num_tokens, embedding_size]`."""
-        return self.model.embed_input_ids(input_ids)
-
     def forward(
         self,
         input_ids: torch.Tensor | None,
@@ -158,23 +140,7 @@ class Qwen2_5OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Supp
         """Hidden states `[num_tokens, hidden_size]`; `positions` is `[3, num_tokens]`."""
         return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Returns `[num_requests, vocab_size]`, or None on ranks without logits."""
-        logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
-        if logits is not None:
-            logits.masked_fill_(self.banned_ids, float("-inf"))
-        return logits
-
-    def get_mrope_input_positions(
-        self, input_tokens: list[int], mm_features: list[Any]
-    ) -> tuple[torch.Tensor, int]:
-        """Plain positions, `[3, n]`, for vLLM's warm-up; a request's positions arrive with its rows."""
-        return torch.arange(len(input_tokens)).expand(3, -1), 0
-
     @staticmethod
     def is_unused_checkpoint_weight(name: str) -> bool:
         """Lets vLLM's loader skip shards without talker weights."""
         return not name.startswith("talker.")
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return AutoWeightsLoader(self).load_weights(weights, mapper=_CHECKPOINT)

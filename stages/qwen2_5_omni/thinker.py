@@ -8,11 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from vllm.config import VllmConfig
-from vllm.config.multimodal import MultiModalDummyOptions
-from vllm.inputs import MultiModalDataDict
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen2_5_omni_thinker import (
-    Qwen2_5OmniThinkerDummyInputsBuilder,
     Qwen2_5OmniThinkerForConditionalGeneration,
     Qwen2_5OmniThinkerMultiModalProcessor,
     Qwen2_5OmniThinkerProcessingInfo,
@@ -42,31 +39,12 @@ class ThinkerProcessingInfo(VideoWithTrackInfo, Qwen2_5OmniThinkerProcessingInfo
     the largest image happens to need as many tokens.
     """
 
-    def get_mm_max_tokens_per_item(
-        self, seq_len: int, mm_counts: Mapping[str, int] | None = None
-    ) -> Mapping[str, int]:
-        max_tokens = dict(super().get_mm_max_tokens_per_item(seq_len, mm_counts))
-        if "audio" in max_tokens:
-            # Two stride-2 steps: a padded convolution and an average.
-            num_states = (self.get_feature_extractor().nb_max_frames - 1) // 2 + 1
-            max_tokens["audio"] = num_states // 2
-        return max_tokens
+    def max_audio_samples(self) -> int:
+        return int(self.get_feature_extractor().n_samples)
 
-
-class ThinkerDummyInputs(
-    VideoWithTrackDummyInputs, Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingInfo]
-):
-    """Inputs for vLLM's encoder memory profiling: audio as long as `ThinkerProcessingInfo` allows."""
-
-    def get_dummy_mm_data(
-        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: MultiModalDummyOptions
-    ) -> MultiModalDataDict:
-        audio = self._get_dummy_audios(
-            length=self.info.get_feature_extractor().n_samples,
-            num_audios=mm_counts.get("audio", 0),
-            overrides=mm_options.get("audio"),
-        )
-        return {**super().get_dummy_mm_data(seq_len, mm_counts, mm_options), "audio": audio}
+    def num_audio_tokens(self, num_frames: int) -> int:
+        _, num_tokens = _get_feat_extract_output_lengths(torch.tensor(num_frames))
+        return int(num_tokens)
 
 
 class AudioProcessor(Qwen2_5OmniThinkerMultiModalProcessor[ThinkerProcessingInfo]):
@@ -100,10 +78,6 @@ class AudioProcessor(Qwen2_5OmniThinkerMultiModalProcessor[ThinkerProcessingInfo
 
 
 class ThinkerProcessor(VideoWithTrackProcessor, AudioProcessor):
-    def num_audio_tokens(self, num_frames: int) -> int:
-        _, num_tokens = _get_feat_extract_output_lengths(torch.tensor(num_frames))
-        return int(num_tokens)
-
     def interleave(self, times: npt.NDArray[np.float64], num_audio_tokens: int) -> Mask:
         """In pieces of `seconds_per_chunk`: first the video of a piece, then its audio.
 
@@ -126,7 +100,7 @@ def _pieces(times: npt.NDArray[Any], length: int) -> npt.NDArray[np.int64]:
 
 
 @MULTIMODAL_REGISTRY.register_processor(
-    ThinkerProcessor, info=ThinkerProcessingInfo, dummy_inputs=ThinkerDummyInputs
+    ThinkerProcessor, info=ThinkerProcessingInfo, dummy_inputs=VideoWithTrackDummyInputs
 )
 class Qwen2_5OmniThinker(MediaPositions, VideoWithTrackModel, Qwen2_5OmniThinkerForConditionalGeneration):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:

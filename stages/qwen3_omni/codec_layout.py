@@ -1,8 +1,9 @@
 """How Qwen3-Omni's codec frames relate to audio. Derived from the config alone, without torch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from omni_server.errors import ConfigError
 from omni_server.family import CodecLayout
@@ -21,14 +22,10 @@ class Code2WavLayout(CodecLayout):
     exactly; fewer give other audio."""
 
 
-def code2wav_layout(
-    *,
-    num_layers: int,
-    sliding_window: int,
-    upsampling_ratios: Sequence[int],
-    upsample_rates: Sequence[int],
-) -> Code2WavLayout:
-    """Takes fields of `code2wav_config`; `num_layers` is its `num_hidden_layers`. Raises `ConfigError`."""
+def code2wav_layout(config: Mapping[str, Any]) -> Code2WavLayout:
+    """`config`: `code2wav_config`. Raises `KeyError`, and `ConfigError` for a config that no decoder can have."""
+    upsampling_ratios: Sequence[int] = config["upsampling_ratios"]
+    upsample_rates: Sequence[int] = config["upsample_rates"]
     samples_per_frame = math.prod(upsampling_ratios) * math.prod(upsample_rates)
     lead = lead_after(upsample_rates)
     if lead >= samples_per_frame:
@@ -48,7 +45,7 @@ def code2wav_layout(
         frames_per_block=1,
         samples_per_frame=samples_per_frame,
         lead_samples=lead,
-        context_frames=context + num_layers * (sliding_window - 1),
+        context_frames=context + int(config["num_hidden_layers"]) * (int(config["sliding_window"]) - 1),
     )
 
 

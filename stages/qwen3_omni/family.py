@@ -167,9 +167,4 @@ def _codec_layout(config: dict[str, Any]) -> CodecLayout:
             f"code2wav_config: num_quantizers is {config['num_quantizers']}, and only {NUM_CODEBOOKS} is "
             "supported"
         )
-    return code2wav_layout(
-        num_layers=int(config["num_hidden_layers"]),
-        sliding_window=int(config["sliding_window"]),
-        upsampling_ratios=config["upsampling_ratios"],
-        upsample_rates=config["upsample_rates"],
-    )
+    return code2wav_layout(config)

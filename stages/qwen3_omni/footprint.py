@@ -1,6 +1,7 @@
 """Memory that each stage of a Qwen3-Omni checkpoint needs, from config.json alone."""
 
 import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -11,7 +12,6 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.family import KvLayout, Quantizable, StageFootprint
 from stages.checkpoint_footprint import dtype_name, quantizable, read_config, widest_layer
-from stages.published_experts import published_tensors
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
 from stages.qwen3_omni.code2wav.state import values_per_stream
 from stages.qwen3_omni.options import Code2WavStage
@@ -29,7 +29,7 @@ _FP8 = {
     },
 }
 
-_PREFIXES: dict[str, str] = {"thinker": "thinker.", "talker": "talker.", "code2wav": "code2wav."}
+_GATE_UP, _DOWN = "experts.gate_up_proj", "experts.down_proj"
 _HIDDEN_PROJECTION = "talker.hidden_projection."
 """The thinker's stage computes the talker's rows of media with it."""
 
@@ -47,7 +47,7 @@ def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFoo
 def _footprint(
     whole: Qwen3OmniMoeConfig, config: StageConfig, stage: Stage, all_shapes: dict[str, tuple[int, ...]]
 ) -> StageFootprint:
-    prefix, is_thinker = _PREFIXES[stage.model_stage], stage.model_stage == "thinker"
+    prefix, is_thinker = f"{stage.model_stage}.", stage.model_stage == "thinker"
     shapes = {
         key: shape
         for key, shape in all_shapes.items()
@@ -98,3 +98,22 @@ def _code2wav(
         values_per_token=math.ceil(4 * widest / decoder.num_quantizers),  # a token is one code of a frame
         stream_state_bytes=state * (4 if dtype == "float32" else 2),
     )
+
+
+def published_tensors(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors of a model's `state_dict`, by their names in a published checkpoint: transformers 5 stacks the
+    experts of a layer into two tensors when it loads one; its files have three matrices per expert."""
+    return {name: tensor for stacked in state.items() for name, tensor in _unstacked(*stacked)}
+
+
+def _unstacked(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    if name.endswith(_GATE_UP):  # [experts, 2 x intermediate, hidden]
+        for expert, matrices in enumerate(tensor):
+            gate, up = matrices.chunk(2)
+            yield f"{name.removesuffix('gate_up_proj')}{expert}.gate_proj.weight", gate
+            yield f"{name.removesuffix('gate_up_proj')}{expert}.up_proj.weight", up
+    elif name.endswith(_DOWN):  # [experts, hidden, intermediate]
+        for expert, matrix in enumerate(tensor):
+            yield f"{name.removesuffix('down_proj')}{expert}.down_proj.weight", matrix
+    else:
+        yield name, tensor

@@ -5,7 +5,6 @@ a frame; the predictor adds the other 15 in the same step (`stages.runtime.frame
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,16 +13,14 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorConfig,
 )
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-from vllm.model_executor.models.interfaces import SupportsLoRA, SupportsMRoPE, SupportsPP, SupportsQuant
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM, Qwen3MoeModel
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.qwen3_omni.step_rotary import use_step_rotary
 from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
+from stages.qwen_omni.codec_talker import CodecTalker
 from stages.runtime.code_sampling import Choose, CodeSampling
 
 CODE_SAMPLING = CodeSampling(temperature=1.0, top_k=50, top_p=0.8)
@@ -100,31 +97,21 @@ def predictor_sizes(config: Qwen3OmniMoeTalkerCodePredictorConfig) -> CodePredic
     )
 
 
-class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, SupportsMRoPE):
+class Qwen3OmniTalker(CodecTalker):
     """`inputs_embeds` `[num_tokens, hidden_size]`: codec embeddings of all codebooks, overlaid with rows of
     text. Implements `stages.runtime.frame_predictor.FramePredictor`."""
 
-    hf_to_vllm_mapper = _CHECKPOINT
+    checkpoint = hf_to_vllm_mapper = _CHECKPOINT
     packed_modules_mapping = Qwen3MoeForCausalLM.packed_modules_mapping
-    banned_ids: torch.Tensor
     code_sampling = CODE_SAMPLING
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
         config = vllm_config.model_config.hf_config
-        quant_config = vllm_config.quant_config
-        self.config = config
-        self.quant_config = quant_config
-        self.model = Qwen3MoeModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        self._rotary = use_step_rotary(self.model, vllm_config.scheduler_config.max_num_batched_tokens)
-        self.lm_head = ParallelLMHead(
-            config.vocab_size,
-            config.hidden_size,
-            quant_config=quant_config,
-            prefix=maybe_prefix(prefix, "lm_head"),
-        )
-        self.logits_processor = LogitsProcessor(config.vocab_size)
-        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        banned = torch.arange(config.vocab_size) >= config.vocab_size - NUM_CONTROL_IDS
+        banned[config.codec_eos_token_id] = False
+        model = Qwen3MoeModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        super().__init__(model, banned, vllm_config, prefix)
+        self._rotary = use_step_rotary(model, vllm_config.scheduler_config.max_num_batched_tokens)
         runtime = vllm_config.additional_config
         self.code_predictor = CodePredictor(
             predictor_sizes(config.code_predictor_config),
@@ -135,13 +122,6 @@ class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Suppor
         self.text_rows: TextRows | None = TextRows(
             config.text_vocab_size, config.thinker_hidden_size, config.intermediate_size, config.hidden_size
         )
-        banned = torch.arange(config.vocab_size) >= config.vocab_size - NUM_CONTROL_IDS
-        banned[config.codec_eos_token_id] = False
-        self.register_buffer("banned_ids", banned, persistent=False)
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """Embeddings of the first codebook, `[num_tokens, hidden_size]`."""
-        return self.model.embed_input_ids(input_ids)
 
     def forward(
         self,
@@ -153,13 +133,6 @@ class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Suppor
         """Hidden states `[num_tokens, hidden_size]`; `positions` is `[3, num_tokens]`, packed."""
         rows = self._rotary.begin_step(positions)
         return self.model(input_ids, rows, intermediate_tensors, inputs_embeds)
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Returns `[num_requests, vocab_size]`, or None on ranks without logits."""
-        logits: torch.Tensor | None = self.logits_processor(self.lm_head, hidden_states)
-        if logits is not None:
-            logits.masked_fill_(self.banned_ids, float("-inf"))
-        return logits
 
     def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
         codes: torch.Tensor = self.code_predictor(hidden, self.embed_input_ids(sampled), choose)
@@ -176,19 +149,12 @@ class Qwen3OmniTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, Suppor
         table, self.text_rows = self.text_rows.table(), None
         return table
 
-    def get_mrope_input_positions(
-        self, input_tokens: list[int], mm_features: list[Any]
-    ) -> tuple[torch.Tensor, int]:
-        """Plain positions, `[3, n]`, for prompts without media and for vLLM's warm-up; other positions arrive
-        with the rows of media."""
-        return torch.arange(len(input_tokens)).expand(3, -1), 0
-
     @staticmethod
     def is_unused_checkpoint_weight(name: str) -> bool:
         """Lets vLLM's loader skip shards without weights that the talker needs."""
         return not name.startswith(("talker.", _THINKER_TABLE))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        loaded = AutoWeightsLoader(self).load_weights(weights, mapper=_CHECKPOINT)
+        loaded = super().load_weights(weights)
         self.code_predictor.check_loaded()
         return loaded

@@ -6,16 +6,12 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
-from transformers import BatchFeature, Qwen3OmniMoeConfig, Qwen3OmniMoeTalkerConfig
-from transformers.activations import ACT2FN
+from transformers import BatchFeature, Qwen3OmniMoeConfig
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerResizeMLP
 from vllm.config import VllmConfig
-from vllm.config.multimodal import MultiModalDummyOptions
-from vllm.inputs import MultiModalDataDict
 from vllm.model_executor.models.interfaces import MultiModalEmbeddings
 from vllm.model_executor.models.qwen2_5_omni_thinker import (
     Qwen2_5OmniAudioFeatureInputs,
-    Qwen2_5OmniThinkerDummyInputsBuilder,
 )
 from vllm.model_executor.models.qwen3_omni_moe_thinker import (
     Qwen3OmniMoeThinkerForConditionalGeneration,
@@ -47,31 +43,11 @@ transformers replaces that value by 30 s, but the processor cuts no audio (`trun
 class ThinkerProcessingInfo(VideoWithTrackInfo, Qwen3OmniMoeThinkerProcessingInfo):
     """Makes room for `MAX_AUDIO_S`. vLLM plans for 30 s."""
 
-    def get_mm_max_tokens_per_item(
-        self, seq_len: int, mm_counts: Mapping[str, int] | None = None
-    ) -> Mapping[str, int]:
-        max_tokens = dict(super().get_mm_max_tokens_per_item(seq_len, mm_counts))
-        if "audio" in max_tokens:
-            extractor = self.get_feature_extractor()
-            num_frames = MAX_AUDIO_S * extractor.sampling_rate // extractor.hop_length
-            max_tokens["audio"] = int(_get_feat_extract_output_lengths(torch.tensor(num_frames)))
-        return max_tokens
+    def max_audio_samples(self) -> int:
+        return MAX_AUDIO_S * int(self.get_feature_extractor().sampling_rate)
 
-
-class ThinkerDummyInputs(
-    VideoWithTrackDummyInputs, Qwen2_5OmniThinkerDummyInputsBuilder[ThinkerProcessingInfo]
-):
-    """Inputs for vLLM's encoder memory profiling: audio as long as `ThinkerProcessingInfo` allows."""
-
-    def get_dummy_mm_data(
-        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: MultiModalDummyOptions
-    ) -> MultiModalDataDict:
-        audio = self._get_dummy_audios(
-            length=MAX_AUDIO_S * self.info.get_feature_extractor().sampling_rate,
-            num_audios=mm_counts.get("audio", 0),
-            overrides=mm_options.get("audio"),
-        )
-        return {**super().get_dummy_mm_data(seq_len, mm_counts, mm_options), "audio": audio}
+    def num_audio_tokens(self, num_frames: int) -> int:
+        return int(_get_feat_extract_output_lengths(torch.tensor(num_frames)))
 
 
 class AudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor[ThinkerProcessingInfo]):
@@ -137,9 +113,6 @@ class AudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor[ThinkerProcessingInf
 
 
 class ThinkerProcessor(VideoWithTrackProcessor, AudioProcessor):
-    def num_audio_tokens(self, num_frames: int) -> int:
-        return int(_get_feat_extract_output_lengths(torch.tensor(num_frames)))
-
     def interleave(self, times: npt.NDArray[np.float64], num_audio_tokens: int) -> Mask:
         """In the order of their times, video first.
 
@@ -150,28 +123,8 @@ class ThinkerProcessor(VideoWithTrackProcessor, AudioProcessor):
         return is_audio
 
 
-class HiddenProjection(nn.Module):
-    """Turns the thinker's hidden states into rows of the talker.
-
-    Source: `Qwen3OmniMoeTalkerResizeMLP` in transformers 5.19.
-    """
-
-    def __init__(self, config: Qwen3OmniMoeTalkerConfig) -> None:
-        super().__init__()
-        text = config.text_config
-        self.linear_fc1 = nn.Linear(config.thinker_hidden_size, text.intermediate_size)
-        self.linear_fc2 = nn.Linear(text.intermediate_size, text.hidden_size)
-        self.act_fn = ACT2FN[text.hidden_act]
-        self.requires_grad_(requires_grad=False)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[n, thinker_hidden_size]` to `[n, hidden_size]`."""
-        projected: torch.Tensor = self.linear_fc2(self.act_fn(self.linear_fc1(hidden)))
-        return projected
-
-
 @MULTIMODAL_REGISTRY.register_processor(
-    ThinkerProcessor, info=ThinkerProcessingInfo, dummy_inputs=ThinkerDummyInputs
+    ThinkerProcessor, info=ThinkerProcessingInfo, dummy_inputs=VideoWithTrackDummyInputs
 )
 class Qwen3OmniThinker(MediaPositions, VideoWithTrackModel, Qwen3OmniMoeThinkerForConditionalGeneration):
     # The more special prefix comes first.
@@ -185,11 +138,12 @@ class Qwen3OmniThinker(MediaPositions, VideoWithTrackModel, Qwen3OmniMoeThinkerF
         config: Qwen3OmniMoeConfig = vllm_config.model_config.hf_config
         self.accept_hidden_layer: int = config.talker_config.accept_hidden_layer
         """Index in `hidden_states` of the layer that the talker sees; 0 is the input."""
-        self.talker_hidden_projection: HiddenProjection | None = None
+        self.talker_hidden_projection: Qwen3OmniMoeTalkerResizeMLP | None = None
         """None if the checkpoint has no talker."""
         if config.enable_audio_output:
             check_talker_positions(config, "position_id_per_seconds")
-            self.talker_hidden_projection = HiddenProjection(config.talker_config)
+            projection = Qwen3OmniMoeTalkerResizeMLP(config.talker_config)
+            self.talker_hidden_projection = projection.requires_grad_(requires_grad=False)
         self._rotary = use_step_rotary(
             self.language_model, vllm_config.scheduler_config.max_num_batched_tokens
         )

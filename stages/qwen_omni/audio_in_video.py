@@ -16,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from transformers import BatchFeature
+from vllm.config.multimodal import MultiModalDummyOptions
 from vllm.inputs import MultiModalDataDict
 from vllm.model_executor.models.interfaces import MultiModalEmbeddings
+from vllm.model_executor.models.qwen2_5_omni_thinker import Qwen2_5OmniThinkerDummyInputsBuilder
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
 from vllm.multimodal.parse import MultiModalDataItems, MultiModalDataParser
 from vllm.multimodal.processing.processor import HFMultiModalInputs, PromptUpdate, PromptUpdateDetails
@@ -40,7 +42,14 @@ VllmClass: Any = object
 
 class VideoWithTrackInfo(VllmClass):
     """Makes the parser keep what comes with the frames of a video, and resample all audio as librosa does, with
-    which Qwen's utilities load it."""
+    which Qwen's utilities load it. Makes room for audio of `max_audio_samples`; vLLM plans for 30 s."""
+
+    def max_audio_samples(self) -> int:
+        raise NotImplementedError
+
+    def num_audio_tokens(self, num_frames: int) -> int:
+        """Of an audio with so many mel frames."""
+        raise NotImplementedError
 
     def get_data_parser(self) -> MultiModalDataParser:
         parser: MultiModalDataParser = super().get_data_parser()
@@ -48,13 +57,30 @@ class VideoWithTrackInfo(VllmClass):
         parser.audio_resampler.method = "soxr"
         return parser
 
+    def get_mm_max_tokens_per_item(
+        self, seq_len: int, mm_counts: Mapping[str, int] | None = None
+    ) -> Mapping[str, int]:
+        max_tokens = dict(super().get_mm_max_tokens_per_item(seq_len, mm_counts))
+        if "audio" in max_tokens:
+            hop_length = self.get_feature_extractor().hop_length
+            max_tokens["audio"] = self.num_audio_tokens(self.max_audio_samples() // hop_length)
+        return max_tokens
 
-class VideoWithTrackDummyInputs(VllmClass):
-    """Gives dummy videos the metadata that the parser now requires."""
 
-    def get_dummy_mm_data(self, *args: Any, **kwargs: Any) -> MultiModalDataDict:
-        data = dict(super().get_dummy_mm_data(*args, **kwargs))
-        return data | {"video": [(frames, {SAMPLED_FPS: 2.0}) for frames in data["video"]]}
+class VideoWithTrackDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder):
+    """For vLLM's profiling of the encoders' memory: gives dummy videos the metadata that the parser now requires,
+    and makes audio as long as there is room for."""
+
+    def get_dummy_mm_data(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: MultiModalDummyOptions
+    ) -> MultiModalDataDict:
+        data = dict(super().get_dummy_mm_data(seq_len, mm_counts, mm_options))
+        audio = self._get_dummy_audios(
+            length=self.info.max_audio_samples(),
+            num_audios=mm_counts.get("audio", 0),
+            overrides=mm_options.get("audio"),
+        )
+        return data | {"audio": audio, "video": [(frames, {SAMPLED_FPS: 2.0}) for frames in data["video"]]}
 
 
 class VideoWithTrackProcessor(VllmClass):
@@ -63,9 +89,6 @@ class VideoWithTrackProcessor(VllmClass):
     def interleave(self, times: npt.NDArray[np.float64], num_audio_tokens: int) -> Mask:
         """Which tokens are audio, in the prompt's order. `times` are those of the video tokens
         `[num_video_tokens]`, ascending, on the time axis of the positions: audio token n is at n."""
-        raise NotImplementedError
-
-    def num_audio_tokens(self, num_frames: int) -> int:
         raise NotImplementedError
 
     def _get_hf_mm_inputs(
@@ -87,7 +110,7 @@ class VideoWithTrackProcessor(VllmClass):
         given = [track for track in tracks if track is not None]
         heard = self._apply_hf_processor_main(self.info.parse_mm_data({"audio": given}, validate=False), {})
         lengths = heard["audio_feature_lengths"]
-        if not all(map(self.num_audio_tokens, lengths.tolist())):
+        if not all(map(self.info.num_audio_tokens, lengths.tolist())):
             raise ValueError("the audio is too short to be represented inside the model")  # as vLLM says
         num_frames = torch.zeros(len(videos), dtype=torch.long)
         num_frames[[track is not None for track in tracks]] = lengths
@@ -115,7 +138,7 @@ class VideoWithTrackProcessor(VllmClass):
         num_grids, height, width = grid
         times = np.arange(num_grids) * seconds_per_grid * config.position_id_per_seconds
         times = times.repeat(height * width // config.vision_config.spatial_merge_size**2)
-        return self.interleave(times, self.num_audio_tokens(num_frames) if num_frames else 0)
+        return self.interleave(times, self.info.num_audio_tokens(num_frames) if num_frames else 0)
 
     def _get_mm_fields_config(
         self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]

@@ -17,7 +17,7 @@ from vllm.v1.core.sched.output import GrammarOutput, NewRequestData, SchedulerOu
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, ModelRunnerOutput
 
 from omni_server.protocol.corruption import Corruption
-from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, RowsRequest, decode_request
+from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, decode_request
 from stages.runtime.embeddings_in import HasRowTable, RowOverlay
 from stages.runtime.embeddings_out import PendingRows, RowEmitter, consumer_prompt, last_sent
 from stages.runtime.fractional_positions import unpacked
@@ -27,7 +27,6 @@ from stages.runtime.stage_step import (
     StepBatch,
     TakenSlot,
     attach_findings,
-    attached_findings,
     attached_step,
     stage_config,
 )
@@ -142,7 +141,8 @@ class RowRunnerMixin(VllmRunner):
         if self.code_history is not None and request.sampling_params is not None:
             num_prompt_tokens = len(request.prompt_token_ids or ())
             self.code_history.add(request.req_id, num_prompt_tokens, request.sampling_params)
-        match rows_request(request):
+        extra = {} if request.sampling_params is None else request.sampling_params.extra_args or {}
+        match decode_request(extra[REQUEST_KEY]) if REQUEST_KEY in extra else None:
             case RowsInput() as rows_input:
                 self.row_overlay.announce(request.req_id, rows_input)
             case RowsOutput() as rows_output if self.stage_config.row_producer is not None:
@@ -211,30 +211,17 @@ class RowRunnerMixin(VllmRunner):
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepOutput:
         """Takes the rows before sampling, from the same step whose tokens `super()` returns."""
-        pending = self._emit_rows()
+        rows = self._emit_rows()
         output = super().sample_tokens(grammar_output)
-        return self._with_codes(self._with_rows(output, pending))
-
-    def _with_codes(self, output: StepOutput) -> StepOutput:
-        """`output` with the codes predicted for the step's tokens."""
-        pending = None if self.code_history is None else self.code_history.take()
-        if pending is None:
+        codes = None if self.code_history is None else self.code_history.take()
+        if rows is None and codes is None and not self.row_overlay.has_findings:
             return output
         if isinstance(output, AsyncModelRunnerOutput):
-            return OutputWithCodes(output, pending)
-        assert isinstance(output, ModelRunnerOutput)
-        return with_codes(output, pending)
-
-    def _with_rows(self, output: StepOutput, pending: PendingRows | None) -> StepOutput:
-        """The result of `sample_tokens`: vLLM's `output` with the step's rows and corruption findings."""
-        if pending is None and not self.row_overlay.has_findings:
-            return output
-        if isinstance(output, AsyncModelRunnerOutput):
-            return OutputWithRows(output, pending, self.row_overlay.take_findings())
+            return CompletedOutput(output, rows, codes, self.row_overlay.take_findings())
         if not isinstance(output, ModelRunnerOutput) or output is EMPTY_MODEL_RUNNER_OUTPUT:
-            assert pending is None
+            assert rows is None
             return output  # this rank computed no step; findings wait for the next one
-        return completed(output, pending, self.row_overlay.take_findings())
+        return completed(output, rows, codes, self.row_overlay.take_findings())
 
     @property
     def num_fast_steps(self) -> int:
@@ -248,55 +235,37 @@ class RowRunnerMixin(VllmRunner):
         return sum(len(holder) for holder in holders if holder is not None)
 
 
-def rows_request(request: NewRequestData) -> RowsRequest | None:
-    """The request's row settings, or None for text-only requests and vLLM's warm-up requests."""
-    params = request.sampling_params
-    if params is None or not params.extra_args or REQUEST_KEY not in params.extra_args:
-        return None
-    return decode_request(params.extra_args[REQUEST_KEY])
-
-
-class OutputWithRows(AsyncModelRunnerOutput):
-    """Adds the step's rows and findings when vLLM requests the finished output."""
+class CompletedOutput(AsyncModelRunnerOutput):
+    """Calls `completed` when vLLM requests the finished output."""
 
     def __init__(
-        self, output: AsyncModelRunnerOutput, pending: PendingRows | None, findings: Mapping[str, Corruption]
+        self,
+        output: AsyncModelRunnerOutput,
+        rows: PendingRows | None,
+        codes: PendingCodes | None,
+        findings: Mapping[str, Corruption],
     ) -> None:
         self._output = output
-        self._pending = pending
-        self._findings = findings
+        self._parts = rows, codes, findings
 
     def get_output(self) -> ModelRunnerOutput:
-        return completed(self._output.get_output(), self._pending, self._findings)
-
-
-class OutputWithCodes(AsyncModelRunnerOutput):
-    """Adds the codes predicted for the step's tokens when vLLM requests the finished output."""
-
-    def __init__(self, output: AsyncModelRunnerOutput, pending: PendingCodes) -> None:
-        self._output = output
-        self._pending = pending
-
-    def get_output(self) -> ModelRunnerOutput:
-        return with_codes(self._output.get_output(), self._pending)
-
-
-def with_codes(output: ModelRunnerOutput, pending: PendingCodes) -> ModelRunnerOutput:
-    """Add the predicted codes, once copied, and the requests that have none, to `output`, and return it."""
-    output.pooler_output = pending.finish()
-    if pending.corrupt:
-        # Corrupt rows come last: they are the cause.
-        attach_findings(output, pending.corrupt | dict(attached_findings(output)))
-    return output
+        return completed(self._output.get_output(), *self._parts)
 
 
 def completed(
-    output: ModelRunnerOutput, pending: PendingRows | None, findings: Mapping[str, Corruption]
+    output: ModelRunnerOutput,
+    rows: PendingRows | None,
+    codes: PendingCodes | None,
+    findings: Mapping[str, Corruption],
 ) -> ModelRunnerOutput:
-    """Add the step's rows, once copied, and `findings` to `output`, and return it."""
-    if pending is not None:
-        output.pooler_output = pending.finish()
-        findings = {**findings, **pending.corrupt}
+    """Add the step's rows or predicted codes, once copied, and all `findings` to `output`, and return it. Corrupt
+    rows come last: they are the cause."""
+    if codes is not None:
+        output.pooler_output = codes.finish()
+        findings = {**codes.corrupt, **findings}
+    if rows is not None:
+        output.pooler_output = rows.finish()
+        findings = {**findings, **rows.corrupt}
     if findings:
         attach_findings(output, findings)
     return output

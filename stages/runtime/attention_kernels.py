@@ -188,10 +188,6 @@ class DecodeAttention:
         device: torch.device,
     ) -> None:
         """`mrope_section`: number of the head_dim / 2 frequencies that rotate by time, height and width."""
-        if num_heads % num_kv_heads or head_dim & (head_dim - 1) or head_dim < 2 * _MIN_DOT:
-            raise ValueError(f"no kernel for {num_heads} heads, {num_kv_heads} of keys, of {head_dim}")
-        if sum(mrope_section) != head_dim // 2:
-            raise ValueError(f"mrope_section {mrope_section} is not of head_dim {head_dim}")
         self._heads = (num_heads, num_kv_heads, head_dim)
         self._sections = mrope_section
         self._group = max(_MIN_DOT, triton.next_power_of_2(num_heads // num_kv_heads))
@@ -297,8 +293,6 @@ class RopeInPlace:
     def __init__(self, num_heads: int, head_dim: int, mrope_section: tuple[int, int, int]) -> None:
         """`num_heads`: query heads plus key heads, contiguous in memory. `mrope_section`: number of the
         head_dim / 2 frequencies that rotate by time, height and width."""
-        if head_dim & (head_dim - 1) or sum(mrope_section) != head_dim // 2:
-            raise ValueError(f"no kernel for heads of {head_dim} with mrope_section {mrope_section}")
         time, height, _ = mrope_section
         self._constants = (num_heads, head_dim, 1 << (num_heads - 1).bit_length(), time, height)
         self._launch = CachedLaunch(_rotate)

@@ -46,8 +46,8 @@ class DiffusionModel(torch.nn.Module):
     def __init__(self, *, vllm_config: object, prefix: str = "") -> None:
         super().__init__()
 
-    def sample(self, batch: DiffusionBatch) -> torch.Tensor | Sequence[torch.Tensor]:
-        """Returns the results of the batch: `[num_requests, ...]` or one tensor per request, in order.
+    def sample(self, batch: DiffusionBatch) -> Sequence[torch.Tensor]:
+        """Returns the results of the batch: one tensor per request, in order.
 
         Each result is a floating-point tensor with at least one value, all finite. Raises
         `RejectedRequestsError` for invalid requests.
@@ -84,38 +84,26 @@ class RejectedRequestsError(Exception):
         self.reasons = dict(reasons)
 
 
-def split_output(output: object, batch: DiffusionBatch) -> list[torch.Tensor | Failure]:
+def checked_results(results: Sequence[torch.Tensor], batch: DiffusionBatch) -> list[torch.Tensor | Failure]:
     """Returns one entry per request of `batch`, in order: its tensor on the CPU, or why it has none.
 
     If there are more or fewer results than requests, all fail.
     """
     num_requests = len(batch.request_ids)
-    results: list[object] = []
-    if isinstance(output, torch.Tensor):
-        made = f"a tensor {list(output.shape)}"
-        results += output if output.ndim > 0 else ()
-    elif isinstance(output, list | tuple):
-        made = f"{len(output)} tensors"
-        results += output
-    else:
-        made = type(output).__name__
     if len(results) != num_requests:
-        return [Corruption("shape", f"the model answered {num_requests} requests with {made}")] * num_requests
+        detail = f"the model answered {num_requests} requests with {len(results)} tensors"
+        return [Corruption("shape", detail)] * num_requests
     return [_checked(result) for result in results]
 
 
-def _checked(entry: object) -> torch.Tensor | Failure:
-    if not isinstance(entry, torch.Tensor):
-        return Corruption("shape", f"the model gave {type(entry).__name__} instead of a tensor")
-    if entry.ndim == 0 or entry.numel() == 0:
+def _checked(result: torch.Tensor) -> torch.Tensor | Corruption:
+    if result.ndim == 0 or result.numel() == 0 or not result.is_floating_point():
         return Corruption(
-            "shape", f"the model gave a tensor of shape {list(entry.shape)}, which holds no samples"
+            "shape",
+            f"the model gave a tensor of shape {list(result.shape)} and type {result.dtype}; results are "
+            "floating tensors with samples",
         )
-    if not entry.is_floating_point():
-        return Corruption(
-            "shape", f"the model gave a tensor of type {entry.dtype}; results are floating tensors"
-        )
-    result = entry.detach().cpu()
+    result = result.detach().cpu()
     if not bool(torch.isfinite(result).all()):
         return Corruption("samples", "the model gave values that are not finite")
     return result

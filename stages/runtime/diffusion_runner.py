@@ -23,7 +23,7 @@ from stages.runtime.diffusion_model import (
     DiffusionBatch,
     DiffusionModel,
     RejectedRequestsError,
-    split_output,
+    checked_results,
 )
 
 logger = init_logger(__name__)
@@ -107,7 +107,8 @@ class DiffusionModelRunnerMixin:
         if not batch.request_ids:
             return {}
         try:
-            return dict(zip(batch.request_ids, split_output(self._model.sample(batch), batch), strict=True))
+            results = checked_results(self._model.sample(batch), batch)
+            return dict(zip(batch.request_ids, results, strict=True))
         except RejectedRequestsError as error:
             accepted = [
                 i for i, request_id in enumerate(batch.request_ids) if request_id not in error.reasons
@@ -127,10 +128,10 @@ class DiffusionModelRunnerMixin:
             logger.warning(
                 "a batch of %d requests failed (%s); running them singly", len(batch.request_ids), error
             )
-            results: dict[str, torch.Tensor | Failure] = {}
+            alone: dict[str, torch.Tensor | Failure] = {}
             for index in range(len(batch.request_ids)):
-                results |= self._run_batch(batch.select([index]))
-            return results
+                alone |= self._run_batch(batch.select([index]))
+            return alone
 
     @property
     def num_requests(self) -> int:

@@ -47,9 +47,16 @@ class _Source:
 
     def runs(self, first: int, count: int, flat_offset: int) -> "list[_Run]":
         """What to send of `count` computed positions from `first`."""
+        runs: list[_Run] = []
         if self.spans is None:
-            return [_Run(first, count, flat_offset, first)]
-        runs = []
+            in_prompt = max(0, min(count, self.prompt_length - first))
+            behind = first + in_prompt
+            if in_prompt:
+                runs.append(_Run(first, in_prompt, flat_offset, first))
+            if in_prompt < count:
+                target_first = behind + len(self.boundary)
+                runs.append(_Run(behind, count - in_prompt, flat_offset + in_prompt, target_first))
+            return runs
         for span in self.spans:
             start = max(first, span.source_first)
             end = min(first + count, span.source_first + span.count)
@@ -66,7 +73,7 @@ class _Run:
     first: int  # position of the first one
     count: int
     flat_offset: int  # index in the flat batch
-    target_first: int  # position in the consumer's prompt; with spans only
+    target_first: int  # position in the consumer's sequence
 
 
 @dataclass(frozen=True)
@@ -110,81 +117,36 @@ class _SlabLayout:
         source, row_bytes = part.source, self._width * self._dtype.itemsize
         rows_at, extras_at = self._next_row, self.num_bytes
         self._next_row += part.count * row_bytes
-        is_inline = isinstance(block, InlineBlock)
-        offset = 0 if is_inline else rows_at
-        extras_shift = part.count * row_bytes - extras_at if is_inline else 0
-        add = self._whole if source.spans is None else self._spans
-        payload = add(part, block, offset, extras_shift)
-        rows, extras = slice(rows_at, self._next_row), slice(extras_at, self.num_bytes)
-        return _Message(part.batch_index, payload, rows, extras)
-
-    def _whole(
-        self, part: _Part, block: SharedBlock | InlineBlock, offset: int, extras_shift: int
-    ) -> RowsPayload:
-        """All rows of the part, which begin at `offset`, with boundary and tail. Add `extras_shift` to
-        the offsets of extras."""
-        source, (run,) = part.source, part.runs
-        first, count, last = run.first, run.count, run.first + run.count
-        boundary, prompt_length = source.boundary, source.prompt_length
-        in_prompt = max(0, min(last, prompt_length) - first)
-        segments = []
-        if in_prompt:
-            segments.append(Segment(first, in_prompt, offset))
-            if last >= prompt_length:
-                boundary_at = self._put(boundary.to(self._dtype)) + extras_shift
-                segments.append(Segment(prompt_length, len(boundary), boundary_at))
-        if count > in_prompt:
-            row_bytes = self._width * self._dtype.itemsize
-            behind = Segment(
-                first + in_prompt + len(boundary), count - in_prompt, offset + in_prompt * row_bytes
-            )
-            segments.append(behind)
-        located = [slice(first, first + in_prompt + 1)] if in_prompt else []
-        positions_offset, num_positions = self._put_positions(source, located, extras_shift)
+        offset, extras_shift = rows_at, 0
+        if isinstance(block, InlineBlock):
+            offset, extras_shift = 0, part.count * row_bytes - extras_at
+        first, last = part.runs[0].first, part.runs[-1].first + part.runs[-1].count
+        segments: list[Segment] = []
+        located: list[torch.Tensor] = []  # positions of segments, each with that of what follows it
+        for run in part.runs:
+            segments.append(Segment(run.target_first, run.count, offset))
+            offset += run.count * row_bytes
+            if source.positions is not None and run.first < source.prompt_length:
+                located.append(source.positions[:, run.target_first : run.target_first + run.count + 1])
+        if source.spans is None and first < source.prompt_length <= last:
+            boundary = self._put(source.boundary.to(self._dtype)) + extras_shift
+            segments.insert(1, Segment(source.prompt_length, len(source.boundary), boundary))
         tail = None
-        if first == 0:
+        if source.spans is None and first == 0:
             tail = Segment(0, len(self._tail), self._put(self._tail.to(self._dtype)) + extras_shift)
-        return RowsPayload(
-            prompt_length=prompt_length,
-            num_generated_rows=max(0, last - prompt_length),
+        payload = RowsPayload(
+            prompt_length=source.prompt_length,
+            num_generated_rows=max(0, last - source.prompt_length),
             width=self._width,
             dtype=DTYPE_NAMES[self._dtype],
             block=block,
             segments=tuple(segments),
             tail=tail,
-            positions_offset=positions_offset,
-            num_positions=num_positions,
+            positions_offset=self._put(torch.cat(located, 1)) + extras_shift if located else None,
+            num_positions=sum(positions.shape[1] for positions in located),
         )
-
-    def _spans(
-        self, part: _Part, block: SharedBlock | InlineBlock, offset: int, extras_shift: int
-    ) -> RowsPayload:
-        """The rows of spans at the consumer's positions. For the arguments, see `_whole`."""
-        row_bytes, segments = self._width * self._dtype.itemsize, []
-        for run in part.runs:
-            segments.append(Segment(run.target_first, run.count, offset))
-            offset += run.count * row_bytes
-        located = [slice(run.target_first, run.target_first + run.count + 1) for run in part.runs]
-        positions_offset, num_positions = self._put_positions(part.source, located, extras_shift)
-        return RowsPayload(
-            prompt_length=part.source.prompt_length,
-            num_generated_rows=0,
-            width=self._width,
-            dtype=DTYPE_NAMES[self._dtype],
-            block=block,
-            segments=tuple(segments),
-            positions_offset=positions_offset,
-            num_positions=num_positions,
-        )
-
-    def _put_positions(
-        self, source: _Source, located: list[slice], extras_shift: int
-    ) -> tuple[int | None, int]:
-        """Offset and number of the positions of segments, each with that of what follows it."""
-        if source.positions is None or not located:
-            return None, 0
-        positions = torch.cat([source.positions[:, segment] for segment in located], 1)
-        return self._put(positions) + extras_shift, positions.shape[1]
+        rows, extras = slice(rows_at, self._next_row), slice(extras_at, self.num_bytes)
+        return _Message(part.batch_index, payload, rows, extras)
 
     def _put(self, extra: torch.Tensor) -> int:
         offset = self.num_bytes

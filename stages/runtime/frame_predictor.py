@@ -18,6 +18,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from omni_server.protocol.corruption import Corruption
 from stages.runtime.code_sampling import Choose, Chooser, CodeChooser, CodeSampling, Draws, GreedyChooser
+from stages.runtime.cuda_graphs import batch_sizes
 from stages.runtime.stage_step import StepBatch
 
 
@@ -74,12 +75,6 @@ def predicted_codes(
     choose = _chooser(predictor.code_sampling, draws)
     codes = predictor.predict(hidden, sampled.long(), choose).to(torch.int16)
     return codes.masked_fill(choose.is_broken[:, None], NO_CODE)
-
-
-def batch_sizes(max_num_seqs: int) -> list[int]:
-    """Powers of two, and the largest batch: a step takes as long as reading the weights, so the rows that are
-    added to a batch cost little. For the same reason, kernels differ only between these sizes."""
-    return [*(1 << power for power in range((max_num_seqs - 1).bit_length())), max_num_seqs]
 
 
 # -- history

@@ -9,17 +9,15 @@ the output of its graphs after the codes have been predicted.
 """
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from vllm.distributed.parallel_state import graph_capture
 
 from stages.runtime.code_sampling import Draws
-from stages.runtime.frame_predictor import FramePredictor, batch_sizes, predicted_codes
-
-Record = Callable[[Callable[[], None]], Callable[[], None]]
-"""Takes a function that reads and writes tensors at fixed addresses, and returns one that repeats its work."""
+from stages.runtime.cuda_graphs import CudaGraphRecorder, Record, Work, batch_sizes
+from stages.runtime.frame_predictor import FramePredictor, predicted_codes
 
 
 class PredictorGraphs:
@@ -38,16 +36,16 @@ class PredictorGraphs:
         self._codes = hidden.new_zeros(len(hidden), predictor.num_predicted, dtype=torch.int16)
         self._predictor = predictor
         self._sizes = batch_sizes(len(hidden))
-        # The largest first: the others then reuse its memory.
-        self._replay = {size: record(self._work(size)) for size in reversed(self._sizes)}
+        self._replay = {size: self._recorded(size, record) for size in reversed(self._sizes)}
 
-    def _work(self, size: int) -> Callable[[], None]:
+    def _recorded(self, size: int, record: Record) -> Work:
         def work() -> None:
             draws = Draws(*self._draws[:, :size])
             codes = predicted_codes(self._predictor, self._hidden[:size], self._sampled[:size], draws)
             self._codes[:size] = codes
 
-        return work
+        work()
+        return record(work)
 
     def __call__(self, hidden: torch.Tensor, sampled: torch.Tensor, draws: Draws) -> torch.Tensor:
         count = len(hidden)
@@ -60,15 +58,6 @@ class PredictorGraphs:
 
 @contextmanager
 def cuda_graph_recorder(device: torch.device) -> Iterator[Record]:
-    """Records CUDA graphs that share their memory: only one may run at a time."""
-    with graph_capture(device) as context:  # on another stream; with tensor parallelism, readies all-reduce
-        pool = torch.cuda.graph_pool_handle()
-
-        def record(work: Callable[[], None]) -> Callable[[], None]:
-            work()  # compiles kernels and allocates workspaces outside the recording
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool, context.stream):
-                work()
-            return graph.replay
-
-        yield record
+    """Records on another stream; with tensor parallelism, readies all-reduce."""
+    with graph_capture(device) as context:
+        yield CudaGraphRecorder(context.stream)

@@ -10,8 +10,8 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from omni_server.config.pipeline import Pipeline
-from stages.diffusers.executor import DiffusersPipelineExecutor
 from stages.diffusers.family import DiffusersFamily
+from stages.diffusers.pipeline_worker import PipelineWorker
 from tests.faults.failing_models import MESSAGE, do_as_told
 from tests.faults.orders import FOLDER_VARIABLE
 
@@ -25,10 +25,10 @@ PHASES = {
 ERRORS = {error.__name__: error for error in (RuntimeError, ValueError)}
 
 
-class FailingExecutor(DiffusersPipelineExecutor):
-    def _init_executor(self) -> None:
+class FailingWorker(PipelineWorker):
+    def init_device(self) -> None:
         register_module_forward_pre_hook(_before_forward)
-        super()._init_executor()
+        super().init_device()
 
 
 def _before_forward(module: torch.nn.Module, _: Any) -> None:
@@ -53,7 +53,7 @@ class FailingDiffusers(DiffusersFamily):
     pipeline = Pipeline(
         {
             "image": replace(
-                _image, stepwise=replace(_image.stepwise, executor=f"{__name__}.{FailingExecutor.__name__}")
+                _image, stepwise=replace(_image.stepwise, worker=f"{__name__}.{FailingWorker.__name__}")
             )
         }
     )

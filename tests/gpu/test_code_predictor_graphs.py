@@ -26,7 +26,8 @@ from stages.qwen_codec.code_predictor import CodePredictor
 from stages.qwen_codec.decoder_operations import DecoderOperations
 from stages.runtime.code_sampling import Choose, CodeChooser, Draws
 from stages.runtime.code_sampling_kernel import CodeKernel
-from stages.runtime.frame_predictor import batch_sizes, predicted_codes
+from stages.runtime.cuda_graphs import batch_sizes
+from stages.runtime.frame_predictor import predicted_codes
 from stages.runtime.predictor_graphs import PredictorGraphs, cuda_graph_recorder
 
 pytestmark = pytest.mark.gpu

@@ -7,6 +7,7 @@ exact the arithmetic is, not how trained weights react to it.
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import msgspec
@@ -69,6 +70,13 @@ def voices() -> list[Voice]:
     ]
 
 
+def pipeline_of(
+    token2wav: Qwen2_5OmniToken2WavModel, voices: list[Voice], runtime: DiffusionRuntimeConfig
+) -> Code2WavPipeline:
+    models = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
+    return Code2WavPipeline(*map(deepcopy, models), voices, runtime)
+
+
 def windows(num_codes: int, plan: Code2WavChunks, voice: int, stream: str | None = None) -> list[WindowJob]:
     draw = torch.Generator().manual_seed(num_codes)
     chunker = CodecChunker(plan, 12)
@@ -87,12 +95,8 @@ def windows(num_codes: int, plan: Code2WavChunks, voice: int, stream: str | None
 def test_the_fast_path_is_within_its_bound_of_plain_float32(
     token2wav: Qwen2_5OmniToken2WavModel, voices: list[Voice], dtype: ComputeDtype
 ) -> None:
-    models = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
-    plain = Code2WavPipeline(*models, voices, RUNTIME)
-    fast = Code2WavPipeline(
-        *models, voices, msgspec.structs.replace(RUNTIME, compute_dtype=dtype, is_fast=True)
-    )
-    fast.warm_up()
+    plain = pipeline_of(token2wav, voices, RUNTIME)
+    fast = pipeline_of(token2wav, voices, msgspec.structs.replace(RUNTIME, compute_dtype=dtype, is_fast=True))
     plan = Code2WavChunks()
     lengths = (1, 11, 24, 37, 250)
     jobs = [window for index, length in enumerate(lengths) for window in windows(length, plan, index % 2)]
@@ -122,13 +126,9 @@ def test_streams_on_the_fast_path_are_within_its_bound_of_plain_float32(
 ) -> None:
     """Nine streams and one utterance of windows by themselves; eight slots, which are used again and
     again."""
-    models = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
     runtime = msgspec.structs.replace(RUNTIME, num_streams=8)
-    plain = Code2WavPipeline(*models, voices, runtime)
-    fast = Code2WavPipeline(
-        *models, voices, msgspec.structs.replace(runtime, compute_dtype=dtype, is_fast=True)
-    )
-    fast.warm_up()
+    plain = pipeline_of(token2wav, voices, runtime)
+    fast = pipeline_of(token2wav, voices, msgspec.structs.replace(runtime, compute_dtype=dtype, is_fast=True))
     lengths = (250, 37, 130, 24, 11, 96, 250, 73, 60, 131)
     streams = [
         windows(length, Code2WavChunks(new_blocks=(1, 2, 6)), n % 2, None if n == 5 else f"s{n}")
@@ -146,20 +146,3 @@ def test_streams_on_the_fast_path_are_within_its_bound_of_plain_float32(
     ]
     print(f"\n{dtype}: lowest SNR of {len(levels)} carried windows {min(levels):.1f} dB")  # noqa: T201
     assert min(levels) > FAST_BOUND_DB[dtype]
-
-
-def test_a_graph_recorded_between_two_windows_of_a_stream_leaves_its_state_alone(
-    token2wav: Qwen2_5OmniToken2WavModel, voices: list[Voice]
-) -> None:
-    """Without `warm_up` a graph is recorded at its first use, and its trial run must keep nothing."""
-    models = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
-    runtime = msgspec.structs.replace(RUNTIME, num_streams=2, is_fast=True)
-    ready, fresh = (Code2WavPipeline(*models, voices, runtime) for _ in range(2))
-    ready.warm_up()
-    own = windows(250, Code2WavChunks(new_blocks=(1, 3, 6)), 0, "a")
-    other = windows(250, Code2WavChunks(new_blocks=(4,)), 1)
-    for job in own:
-        [expected], [result] = ready.run([job]), fresh.run([job])
-        assert snr_db(result, expected) > 120
-        fresh.run(other[:1])
-        other.append(other.pop(0))

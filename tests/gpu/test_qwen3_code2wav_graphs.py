@@ -11,11 +11,12 @@ import torch
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-from stages.qwen3_omni.code2wav.graphed_passes import CudaGraphRecorder, GraphedPasses
+from stages.qwen3_omni.code2wav.graphed_passes import GraphedPasses
 from stages.qwen3_omni.code2wav.model import layout_of
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.passes import EagerPasses, Passes
+from stages.qwen3_omni.code2wav.passes import Passes
 from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder
+from stages.runtime.cuda_graphs import CudaGraphRecorder
 from tests.reference.qwen3_code2wav import random_code2wav
 from tests.unit.stages.qwen3_omni.code2wav.speech import Stream, advance, network_like
 
@@ -82,7 +83,7 @@ def test_graphs_are_as_exact_as_eager_passes(reference: Qwen3OmniMoeCode2Wav, dt
     for memory in graphs.state.of_layer.values():  # of streams before these, and of padding
         memory.fill_(float("nan"))
     by_graphs = spoken(reference, graphs)
-    by_eager = spoken(reference, EagerPasses(network, num_slots=NUM_SLOTS, max_frames=MAX_FRAMES))
+    by_eager = spoken(reference, Passes(network, num_slots=NUM_SLOTS, max_frames=MAX_FRAMES))
     assert len(by_graphs) > NUM_SLOTS
     between = min(
         snr_db(ours.streamed, theirs.streamed) for ours, theirs in zip(by_graphs, by_eager, strict=True)

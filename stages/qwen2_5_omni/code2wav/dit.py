@@ -71,11 +71,10 @@ class PackedDiT:
         dtype: torch.dtype,
         longest_window_frames: int,
         num_streams: int,
-        frees_modules: bool = False,
     ) -> None:
         """`voices` defines the row order for `BlockLayout.voice`, `num_streams` the number of slots that a
-        layout can name. `frees_modules` frees each layer's weights in `dit` as soon as they have been copied,
-        so that the device never holds two copies of all layers; `dit` is unusable afterwards."""
+        layout can name. Frees the weights of `dit`, each layer's as soon as they have been copied, so that the
+        device never holds two copies of all layers."""
         config = dit.config
         self._ops = ops
         self._dtype = dtype
@@ -91,9 +90,8 @@ class PackedDiT:
         for number, layer in enumerate(dit.transformer_blocks):
             back_number = sum(looks_back[:number]) if looks_back[number] else None
             self._layers.append(_prepared(layer, dtype, config.head_dim, back_number))
-            if frees_modules:
-                layer.attn.to("meta")
-                layer.ff.to("meta")
+            layer.attn.to("meta")
+            layer.ff.to("meta")
         self._last = dit.proj_out.weight.detach().clone(), dit.proj_out.bias.detach().clone()
         self._codec_table = dit.text_embed.codec_embed.weight.detach().clone()
         # Columns of the input projection: state | ECAPA of the reference mel | code embedding | x-vector.
@@ -110,6 +108,7 @@ class PackedDiT:
         if num_streams and any(looks_back):
             per_slot = slot_shape(config, solver)
             self.streams = StreamKV(num_streams, per_slot, dtype, dit.proj_out.weight.device)
+        dit.to("meta")
 
     def input_bias(self, layout: BlockLayout, codes: torch.Tensor) -> torch.Tensor:
         """The input projection without its share of the state, float32 [branches, blocks, frames, hidden].

@@ -30,8 +30,8 @@ NOISE_THREADS = 8
 
 
 class Qwen2_5OmniCode2Wav(DiffusionModel):
-    """Loads weights in float32 regardless of the checkpoint's dtype. The first call of `prepare` or `sample`
-    converts them to a `Code2WavPipeline` and releases the modules.
+    """Loads weights in float32 regardless of the checkpoint's dtype. `prepare` converts them to a
+    `Code2WavPipeline` and releases the modules.
 
     Raises `TypeError` unless `vllm_config.additional_config` is a `DiffusionRuntimeConfig` with a
     `Code2WavStage`.
@@ -66,27 +66,16 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
                     f"{VOICES_FILE}: voice '{voice.name}' has widths {widths}, the model's are {wanted}"
                 )
         self._voice_rows = {name: row for row, name in enumerate(self._voices)}
-        self._pipeline: Code2WavPipeline | None = None
+        self._pipeline: Code2WavPipeline
         self._noise_threads = ThreadPoolExecutor(NOISE_THREADS, "noise")
 
     def prepare(self) -> None:
         """Fold and cast the weights; compile kernels and record CUDA graphs if the config enables them."""
-        self._ready().warm_up()
-
-    def _ready(self) -> Code2WavPipeline:
-        if self._pipeline is None:
-            assert self.code2wav_dit_model is not None
-            assert self.code2wav_bigvgan_model is not None
-            with torch.inference_mode():
-                self._pipeline = Code2WavPipeline(
-                    self.code2wav_dit_model,
-                    self.code2wav_bigvgan_model,
-                    tuple(self._voices.values()),
-                    self._runtime,
-                    frees_modules=True,
-                )
-            self.code2wav_dit_model = self.code2wav_bigvgan_model = None
-        return self._pipeline
+        dit, bigvgan = self.code2wav_dit_model, self.code2wav_bigvgan_model
+        assert dit is not None
+        assert bigvgan is not None
+        self._pipeline = Code2WavPipeline(dit, bigvgan, tuple(self._voices.values()), self._runtime)
+        self.code2wav_dit_model = self.code2wav_bigvgan_model = None
 
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         """Returns each window's emitted waveform, float32 [num_codes * samples per code].
@@ -96,7 +85,7 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
         `RejectedRequestsError` for invalid requests, such as a stream's second window in a batch.
         """
         windows = self._windows(batch)
-        return self._ready().run(list(self._noise_threads.map(self._job, windows, batch.token_ids)))
+        return self._pipeline.run(list(self._noise_threads.map(self._job, windows, batch.token_ids)))
 
     def _windows(self, batch: DiffusionBatch) -> list[CodecWindow]:
         windows: list[CodecWindow] = []
@@ -140,7 +129,7 @@ class Qwen2_5OmniCode2Wav(DiffusionModel):
         if window.stream in streams:
             detail = "another window of its stream is in the same step: send one after the other"
             return Corruption("window_sequence", detail)
-        expected = self._ready().streams.end_of(window.stream)
+        expected = self._pipeline.streams.end_of(window.stream)
         if expected is None or expected == window.emit_start:
             return None
         return Corruption(

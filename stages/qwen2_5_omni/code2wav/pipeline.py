@@ -10,22 +10,16 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniToken2WavDiTModel,
 )
 
-from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from stages.qwen2_5_omni.code2wav.dit import PackedDiT
 from stages.qwen2_5_omni.code2wav.dit_ops import TorchDiTOps
 from stages.qwen2_5_omni.code2wav.packing import Carry, MelJob, max_num_blocks, num_blocks_of
 from stages.qwen2_5_omni.code2wav.sampler import MelSampler
 from stages.qwen2_5_omni.code2wav.streams import StreamTable
-from stages.qwen2_5_omni.code2wav.vocoder import PlainVocoder, Vocoder, mel_crop
+from stages.qwen2_5_omni.code2wav.vocoder import Vocoder, mel_crop
 from stages.qwen2_5_omni.code2wav.voices import Voice
 from stages.qwen2_5_omni.codec_window import CodecWindow
 from stages.qwen2_5_omni.options import Code2WavStage
-
-TORCH_DTYPES: dict[ComputeDtype, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True)
@@ -45,41 +39,39 @@ class Code2WavPipeline:
     """Uses fused kernels and CUDA graphs with `is_fast` (CUDA only), otherwise PyTorch's operators and
     transformers' vocoder, eagerly."""
 
+    @torch.inference_mode()
     def __init__(
         self,
         dit: Qwen2_5OmniToken2WavDiTModel,
         bigvgan: Qwen2_5OmniToken2WavBigVGANModel,
         voices: Sequence[Voice],
         runtime: DiffusionRuntimeConfig,
-        *,
-        frees_modules: bool = False,
     ) -> None:
-        """Keeps `bigvgan` only if it runs unchanged, and never `dit`. `frees_modules` frees weights as soon
-        as they have been copied; the modules are unusable afterwards."""
+        """Frees the weights of `dit`, and those of `bigvgan` unless it runs unchanged. Compiles all kernels and
+        records all CUDA graphs."""
         self._frames_per_code: int = dit.config.repeats
         codes_per_block = dit.config.block_size // dit.config.repeats
         device = dit.proj_out.weight.device
-        dtype = TORCH_DTYPES[runtime.compute_dtype]
+        dtype: torch.dtype = getattr(torch, runtime.compute_dtype)
         stage = runtime.stage
         assert isinstance(stage, Code2WavStage)
         longest_window_frames = num_blocks_of(stage.max_model_len, codes_per_block) * dit.config.block_size
         ops = TorchDiTOps()
-        self._vocoder: Vocoder = PlainVocoder(bigvgan)
+        self._vocoder = Vocoder(bigvgan)
         if runtime.is_fast:
             # Triton exists on CUDA only.
             from stages.qwen2_5_omni.code2wav.dit_kernels import TritonDiTOps
             from stages.qwen2_5_omni.code2wav.vocoder_graphs import GraphedVocoder
 
             ops = TritonDiTOps()
-            self._vocoder = GraphedVocoder(
+            self._vocoder = graphed = GraphedVocoder(
                 bigvgan,
                 dtype,
                 longest_crop=longest_window_frames,
                 max_num_crops=stage.max_num_seqs,
                 device=device,
             )
-            if frees_modules:
-                bigvgan.to("meta")
+            bigvgan.to("meta")
         self.streams = StreamTable(
             runtime.num_streams, codes_per_block=codes_per_block, frames_per_code=self._frames_per_code
         )
@@ -92,25 +84,21 @@ class Code2WavPipeline:
                 dtype=dtype,
                 longest_window_frames=longest_window_frames,
                 num_streams=runtime.num_streams,
-                frees_modules=frees_modules,
             ),
             codes_per_block=codes_per_block,
             max_num_blocks=max_num_blocks(stage, codes_per_block),
             device=device,
             use_graphs=runtime.is_fast,
         )
-
-    def warm_up(self) -> None:
-        """Compile kernels and record CUDA graphs now instead of at their first use."""
-        self._sampler.capture()
-        self._vocoder.capture()
+        if runtime.is_fast:
+            graphed.capture()
 
     @torch.inference_mode()
     def run(self, jobs: Sequence[WindowJob]) -> list[torch.Tensor]:
         """Returns each window's emitted waveform, float32 [num_codes * samples per code] in [-1, 1].
 
-        A window that continues its stream is computed without the codes before `emit_start`. Raises
-        `ValueError` for two windows of one stream.
+        A window that continues its stream is computed without the codes before `emit_start`. No two windows are
+        of one stream.
         """
         windows = [job.window for job in jobs]
         carries = self.streams.enter(windows)

@@ -1,6 +1,7 @@
 """Computes mel spectrograms: runs batches of blocks through the DiT, with or without CUDA graphs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -13,6 +14,7 @@ from stages.qwen2_5_omni.code2wav.packing import (
     num_blocks_of,
     pack_windows,
 )
+from stages.runtime.cuda_graphs import CudaGraphRecorder, Work
 
 
 class MelSampler:
@@ -27,17 +29,11 @@ class MelSampler:
         device: torch.device,
         use_graphs: bool,
     ) -> None:
-        """A batch has at most `max_num_blocks` blocks, unless a single window is longer."""
+        """With `use_graphs`, records CUDA graphs for batches of at most `max_num_blocks` blocks."""
         self._dit = dit
         self._codes_per_block = codes_per_block
-        self._max_num_blocks = max_num_blocks
         self._device = device
         self._graphs = _SolverGraphs(dit, bucket_sizes(max_num_blocks), device) if use_graphs else None
-
-    def capture(self) -> None:
-        """Record the CUDA graphs now instead of at their first use."""
-        if self._graphs is not None:
-            self._graphs.capture()
 
     @torch.inference_mode()
     def sample(self, jobs: Sequence[MelJob]) -> list[torch.Tensor]:
@@ -45,26 +41,13 @@ class MelSampler:
 
         No two `jobs` may share a slot.
         """
-        mels: list[torch.Tensor] = []
-        for batch, num_blocks in self._batches(jobs):
-            size = num_blocks if self._graphs is None else self._graphs.bucket(num_blocks)
-            packed = pack_windows(
-                batch, codes_per_block=self._codes_per_block, num_blocks=size, device=self._device
-            )
-            frames = self._solve(packed).flatten(0, 1)
-            mels.extend(frames[first : first + count] for first, count in packed.spans)
-        return mels
-
-    def _batches(self, jobs: Sequence[MelJob]) -> Iterator[tuple[Sequence[MelJob], int]]:
-        start, total = 0, 0
-        for index, job in enumerate(jobs):
-            count = num_blocks_of(len(job.codes), self._codes_per_block)
-            if index > start and total + count > self._max_num_blocks:
-                yield jobs[start:index], total
-                start, total = index, 0
-            total += count
-        if start < len(jobs):
-            yield jobs[start:], total
+        num_blocks = sum(num_blocks_of(len(job.codes), self._codes_per_block) for job in jobs)
+        size = num_blocks if self._graphs is None else self._graphs.bucket(num_blocks)
+        packed = pack_windows(
+            jobs, codes_per_block=self._codes_per_block, num_blocks=size, device=self._device
+        )
+        frames = self._solve(packed).flatten(0, 1)
+        return [frames[first : first + count] for first, count in packed.spans]
 
     def _solve(self, packed: PackedWindows) -> torch.Tensor:
         bias = self._dit.input_bias(packed.layout, packed.codes)
@@ -93,47 +76,34 @@ class _SolverGraphs:
     def __init__(self, dit: PackedDiT, sizes: list[int], device: torch.device) -> None:
         self.sizes = sizes
         self._dit = dit
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._record = CudaGraphRecorder()
         largest, size = sizes[-1], dit.block_size
         self._state = torch.zeros(largest, size, dit.mel_dim, device=device)
         self._bias = torch.zeros(dit.num_branches, largest, size, dit.hidden_size, device=device)
         self._layout = BlockLayout(empty_table(largest, size).to(device), size)
         self._interval = Interval(*(tensor.clone() for tensor in dit.intervals[0]))
+        self._replay = {size: self._recorded(size) for size in reversed(sizes)}
 
     def bucket(self, num_blocks: int) -> int:
         """The smallest graph size that fits `num_blocks`, or `num_blocks` itself if none does."""
         return next((size for size in self.sizes if size >= num_blocks), num_blocks)
 
-    @torch.inference_mode()
-    def capture(self) -> None:
-        for size in reversed(self.sizes):  # largest first: the others fit in its memory
-            self._graph(size)
-
     def solve(self, packed: PackedWindows, bias: torch.Tensor) -> torch.Tensor:
         """The state at time 1, float32 [blocks, frames, mel_dim], in a new tensor."""
         size = packed.layout.num_blocks
-        graph = self._graph(size)
         self._layout.first(size).table.copy_(packed.layout.table)
         self._state[:size].copy_(packed.noise)
         self._bias[:, :size].copy_(bias)
         for interval in self._dit.intervals:
             for own, given in zip(self._interval, interval, strict=True):
                 own.copy_(given)
-            graph.replay()
+            self._replay[size]()
         return self._state[:size].clone()
 
-    def _graph(self, size: int) -> torch.cuda.CUDAGraph:
-        if size not in self._graphs:
-            # Otherwise this run would overwrite the last batch's slots.
-            self._layout.table.copy_(empty_table(*self._state.shape[:2]))
-            self._advance(size)  # compile kernels and let cuBLAS allocate: not allowed in a capture
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                self._advance(size)
-            self._graphs[size] = graph
-        return self._graphs[size]
+    def _recorded(self, size: int) -> Work:
+        self._advance(size)  # compile kernels and let cuBLAS allocate: not allowed in a capture
+        torch.cuda.synchronize()
+        return self._record(partial(self._advance, size))
 
     def _advance(self, size: int) -> None:
         state = self._state[:size]

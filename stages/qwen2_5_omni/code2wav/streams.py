@@ -52,12 +52,9 @@ class StreamTable:
     def enter(self, windows: Sequence[CodecWindow]) -> list[Carry | None]:
         """Returns each window's state, or None if a window neither reads nor leaves any.
 
-        Call `leave` or `abandon` afterwards; until then, no other window can use the slots. Raises
-        `ValueError` for two windows of one stream.
+        Call `leave` or `abandon` afterwards; until then, no other window can use the slots. No two windows are
+        of one stream.
         """
-        names = [window.stream for window in windows if window.stream is not None]
-        if len(set(names)) < len(names):
-            raise ValueError("two windows of one stream: the second one needs what the first leaves behind")
         # Remove all before assigning the first slot: no window of this batch may lose its own.
         states = [None if w.stream is None else self.states.pop(w.stream, None) for w in windows]
         return [self._carry(window, state) for window, state in zip(windows, states, strict=True)]

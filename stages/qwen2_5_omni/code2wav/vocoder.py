@@ -9,7 +9,6 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
@@ -52,27 +51,15 @@ def mel_crop(window: CodecWindow, mel: torch.Tensor, frames_per_code: int) -> Me
     )
 
 
-class Vocoder(Protocol):
-    def capture(self) -> None:
-        """Record CUDA graphs now instead of at their first use, if it uses any."""
-        ...
-
-    def synthesize(self, crops: Sequence[MelCrop]) -> list[torch.Tensor]:
-        """Waveforms, float32 [keep * samples per frame] in [-1, 1] on the device, one per crop."""
-        ...
-
-
-class PlainVocoder:
+class Vocoder:
     """Transformers' module, unchanged, in float32; batches crops of equal length."""
 
     def __init__(self, bigvgan: Qwen2_5OmniToken2WavBigVGANModel) -> None:
         self._bigvgan = bigvgan
         self._samples_per_frame = math.prod(bigvgan.config.upsample_rates)
 
-    def capture(self) -> None:
-        """Does nothing."""
-
     def synthesize(self, crops: Sequence[MelCrop]) -> list[torch.Tensor]:
+        """Waveforms, float32 [keep * samples per frame] in [-1, 1] on the device, one per crop."""
         groups: dict[int, list[int]] = defaultdict(list)
         for index, crop in enumerate(crops):
             groups[len(crop.mel)].append(index)

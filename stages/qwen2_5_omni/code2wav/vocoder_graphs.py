@@ -9,20 +9,22 @@ import bisect
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavBigVGANModel
 
 from stages.qwen2_5_omni.code2wav.bigvgan import FusedBigVGAN
-from stages.qwen2_5_omni.code2wav.vocoder import MelCrop
+from stages.qwen2_5_omni.code2wav.vocoder import MelCrop, Vocoder
 from stages.qwen2_5_omni.code2wav.vocoder_batches import batch_plan, needed_sizes
+from stages.runtime.cuda_graphs import CudaGraphRecorder, Work
 
 LENGTH_STEP = 48
 """Mel frames between lengths. An extra one, 64, fits the crop of one block with both margins."""
 
 
-class GraphedVocoder:
-    """Implements `Vocoder` on CUDA."""
+class GraphedVocoder(Vocoder):
+    """On CUDA; fused and in the given type."""
 
     def __init__(
         self,
@@ -38,8 +40,7 @@ class GraphedVocoder:
         self._samples_per_frame = math.prod(bigvgan.config.upsample_rates)
         self._vocoder = FusedBigVGAN(bigvgan, dtype)
         self._lengths = [48, 64, *range(96, longest_crop + LENGTH_STEP, LENGTH_STEP)]
-        self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._replay: dict[tuple[int, int], Work] = {}
         self._max_num_crops = max_num_crops
         mel_dim: int = bigvgan.config.mel_dim
         largest = max(length * needed_sizes(length, max_num_crops)[-1] for length in self._lengths)
@@ -49,17 +50,18 @@ class GraphedVocoder:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record all graphs now instead of at their first use."""
+        """Record all graphs. Must be called before `synthesize`."""
         shapes = [
             (batch_size, length)
             for length in reversed(self._lengths)
             for batch_size in reversed(needed_sizes(length, self._max_num_crops))
         ]
         for shape in shapes:
-            self._compile(*shape)
+            self._compute(*shape)  # compiles kernels
+        torch.cuda.synchronize()
         torch.cuda.empty_cache()  # graphs use their own memory
-        for shape in shapes:
-            self._record(*shape)
+        record = CudaGraphRecorder()
+        self._replay = {shape: record(partial(self._compute, *shape)) for shape in shapes}
 
     @torch.inference_mode()
     def synthesize(self, crops: Sequence[MelCrop]) -> list[torch.Tensor]:
@@ -90,7 +92,6 @@ class GraphedVocoder:
         return self._lengths[bisect.bisect(self._lengths, length)]
 
     def _run(self, batch_size: int, length: int, crops: Sequence[MelCrop]) -> list[torch.Tensor]:
-        graph = self._graph(batch_size, length)
         inputs, outputs = self._buffers(batch_size, length)
         starts = []
         for slot, crop in zip(inputs, crops, strict=False):
@@ -102,7 +103,7 @@ class GraphedVocoder:
                 slot[:start] = mel[0]
             elif extra:
                 slot[len(mel) :] = mel[-1]
-        graph.replay()
+        self._replay[batch_size, length]()
         return [
             crop.kept(output[start * self._samples_per_frame :], self._samples_per_frame)
             for output, start, crop in zip(outputs, starts, crops, strict=False)
@@ -114,21 +115,6 @@ class GraphedVocoder:
         inputs = self._mel[:size].view(batch_size, length, -1)
         return inputs, self._waveform[: size * self._samples_per_frame].view(batch_size, -1)
 
-    def _graph(self, batch_size: int, length: int) -> torch.cuda.CUDAGraph:
-        if (batch_size, length) not in self._graphs:
-            self._compile(batch_size, length)
-            self._record(batch_size, length)
-        return self._graphs[batch_size, length]
-
-    def _compile(self, batch_size: int, length: int) -> None:
-        """Compile kernels outside a capture."""
+    def _compute(self, batch_size: int, length: int) -> None:
         inputs, outputs = self._buffers(batch_size, length)
         outputs.copy_(self._vocoder.synthesize(inputs))
-        torch.cuda.synchronize()
-
-    def _record(self, batch_size: int, length: int) -> None:
-        inputs, outputs = self._buffers(batch_size, length)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            outputs.copy_(self._vocoder.synthesize(inputs))
-        self._graphs[batch_size, length] = graph

@@ -7,42 +7,19 @@ that no stream has and all of them share. Such a step reads no state, and what i
 """
 
 import bisect
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 
 from omni_server.errors import ConfigError
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.passes import PLACE_COLUMNS
-from stages.qwen3_omni.code2wav.state import Step, StreamState
+from stages.qwen3_omni.code2wav.passes import PLACE_COLUMNS, Passes
+from stages.qwen3_omni.code2wav.state import Step
+from stages.runtime.cuda_graphs import Record, Work, batch_sizes
 
 LONGEST_GRAPH_FRAMES = 8
 """The longest windows of the family's chunk plan. Longer ones take several passes."""
-
-Work = Callable[[], object]
-
-
-class Recorder(Protocol):
-    def __call__(self, work: Work) -> Work:
-        """Records the device's part of `work` and returns what repeats it, with the same tensors. `work` has
-        run before, so all kernels are compiled."""
-
-
-class CudaGraphRecorder:
-    """Records CUDA graphs, which share the memory of their intermediate results. Record the largest first: the
-    others fit in its memory."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def __call__(self, work: Work) -> Work:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            work()
-        return graph.replay
 
 
 @dataclass(frozen=True)
@@ -54,13 +31,13 @@ class _Graph:
     replay: Work
 
 
-class GraphedPasses:
-    """Implements `Passes`. Once all graphs are recorded, no pass runs eagerly."""
+class GraphedPasses(Passes):
+    """Once all graphs are recorded, no pass runs eagerly."""
 
     def __init__(
         self,
         network: Code2WavNetwork,
-        recorder: Recorder,
+        record: Record,
         *,
         num_slots: int,
         max_num_streams: int,
@@ -68,18 +45,16 @@ class GraphedPasses:
     ) -> None:
         """A pass has at most `max_num_streams` streams and at most `max_frames` frames in total; both at least
         1. Raises `ConfigError` if memory runs out."""
-        self._network = network
-        self._device = next(network.parameters()).device
-        self.num_slots = num_slots
         # The last slot is for padding.
-        self.state = StreamState(network, num_slots + 1)
+        super().__init__(network, num_slots=num_slots + 1, max_frames=max_frames)
+        self.num_slots = num_slots
         self._num_rows = {
-            length: graph_sizes(min(max_num_streams, max_frames // length))
+            length: batch_sizes(min(max_num_streams, max_frames // length))
             for length in powers_of_two(min(LONGEST_GRAPH_FRAMES, max_frames))
         }
         """For each length of a pass, the sizes of its graphs."""
         try:
-            self._graphs = self._recorded(recorder)
+            self._graphs = self._recorded(record)
         except torch.OutOfMemoryError:
             raise ConfigError(
                 f"code2wav has no room for CUDA graphs of up to {max_num_streams} streams: raise its "
@@ -103,7 +78,7 @@ class GraphedPasses:
         return graph.samples[:num_streams].clone()  # the graph's next replay overwrites them
 
     @torch.inference_mode()
-    def _recorded(self, recorder: Recorder) -> dict[tuple[int, int], _Graph]:
+    def _recorded(self, record: Record) -> dict[tuple[int, int], _Graph]:
         shapes = [(num_rows, length) for length, sizes in self._num_rows.items() for num_rows in sizes]
         shapes.sort(key=lambda shape: shape[0] * shape[1], reverse=True)
         passes = []
@@ -112,7 +87,7 @@ class GraphedPasses:
             rows = self._rows(num_rows, nothing, nothing.new_zeros(0, PLACE_COLUMNS)).to(self._device)
             passes.append((rows, torch.empty_like(self._compute(rows))))
         return {
-            shape: _Graph(rows, samples, recorder(partial(self._compute_into, samples, rows)))
+            shape: _Graph(rows, samples, record(partial(self._compute_into, samples, rows)))
             for shape, (rows, samples) in zip(shapes, passes, strict=True)
         }
 
@@ -137,8 +112,3 @@ class GraphedPasses:
 def powers_of_two(largest: int) -> list[int]:
     """Those up to `largest`, which is at least 1."""
     return [1 << exponent for exponent in range(largest.bit_length())]
-
-
-def graph_sizes(largest: int) -> list[int]:
-    """Numbers of streams that have a graph, ascending: powers of two, and `largest`."""
-    return sorted({*powers_of_two(largest), largest})

@@ -8,24 +8,19 @@ from vllm.config import VllmConfig
 
 from omni_server.config.stages import DiffusionStage
 from omni_server.protocol.corruption import Corruption
-from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
+from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.transport.result import Failure
-from stages.qwen3_omni.code2wav.graphed_passes import CudaGraphRecorder, GraphedPasses
+from stages.qwen3_omni.code2wav.graphed_passes import GraphedPasses
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.passes import EagerPasses, Passes
+from stages.qwen3_omni.code2wav.passes import Passes
 from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder, WindowJob
 from stages.qwen3_omni.codec_layout import Code2WavLayout, code2wav_layout
 from stages.qwen3_omni.codec_window import CodecWindow
 from stages.runtime.checkpoint_weights import load_weights_exactly
+from stages.runtime.cuda_graphs import CudaGraphRecorder
 from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, RejectedRequestsError
 
 WEIGHT_PREFIX = "code2wav."
-
-TORCH_DTYPES: dict[ComputeDtype, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 class Qwen3OmniCode2Wav(DiffusionModel):
@@ -51,23 +46,18 @@ class Qwen3OmniCode2Wav(DiffusionModel):
         self._num_codebooks: int = config.num_quantizers
         self._layout = layout_of(config)
         # Named like the checkpoint's weights.
-        self.code2wav = Code2WavNetwork(config).to(TORCH_DTYPES[runtime.compute_dtype])
-        self._decoder: StreamDecoder | None = None
+        self.code2wav = Code2WavNetwork(config).to(getattr(torch, runtime.compute_dtype))
+        self._decoder: StreamDecoder
 
     def prepare(self) -> None:
         """Allocate the memory of the streams' state, and record CUDA graphs if the config enables them."""
-        self._ready()
-
-    def _ready(self) -> StreamDecoder:
-        if self._decoder is None:
-            with torch.inference_mode():
-                self._decoder = StreamDecoder(self._passes(), self._layout)
-        return self._decoder
+        with torch.inference_mode():
+            self._decoder = StreamDecoder(self._passes(), self._layout)
 
     def _passes(self) -> Passes:
         max_frames = max(1, self._stage.max_num_batched_tokens // self._num_codebooks)
         if not self._is_fast:
-            return EagerPasses(self.code2wav, num_slots=self._num_slots, max_frames=max_frames)
+            return Passes(self.code2wav, num_slots=self._num_slots, max_frames=max_frames)
         return GraphedPasses(
             self.code2wav,
             CudaGraphRecorder(),
@@ -82,7 +72,7 @@ class Qwen3OmniCode2Wav(DiffusionModel):
 
         `batch.inputs` are encoded `CodecWindow`s. Raises `RejectedRequestsError` for invalid requests, such
         as a window that does not continue its stream."""
-        return [waveform.float() for waveform in self._ready().run(self._jobs(batch))]
+        return [waveform.float() for waveform in self._decoder.run(self._jobs(batch))]
 
     def _jobs(self, batch: DiffusionBatch) -> list[WindowJob]:
         jobs: list[WindowJob] = []
@@ -124,7 +114,7 @@ class Qwen3OmniCode2Wav(DiffusionModel):
         if window.stream in streams:
             detail = "another window of its stream is in the same step: send one after the other"
             return Corruption("window_sequence", detail)
-        expected = self._ready().streams.end_of(window.stream)
+        expected = self._decoder.streams.end_of(window.stream)
         if expected is None or expected == window.first_frame:
             return None
         return Corruption(
@@ -157,9 +147,4 @@ class Qwen3OmniCode2Wav(DiffusionModel):
 
 def layout_of(config: Qwen3OmniMoeCode2WavConfig) -> Code2WavLayout:
     """Raises `ConfigError` for a config that no decoder can have."""
-    return code2wav_layout(
-        num_layers=config.num_hidden_layers,
-        sliding_window=config.sliding_window,
-        upsampling_ratios=config.upsampling_ratios,
-        upsample_rates=config.upsample_rates,
-    )
+    return code2wav_layout(config.to_dict())

@@ -1,7 +1,5 @@
 """Passes of the network: the next frames of several streams, the same number for all."""
 
-from typing import Protocol
-
 import torch
 
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
@@ -15,44 +13,31 @@ PLACE_COLUMNS = 3
 """Slot, position and number of known frames (see `Step`)."""
 
 
-class Passes(Protocol):
-    """Runs passes of the lengths that it chooses. How a window is cut into passes does not change its audio."""
-
-    num_slots: int
-    """Slots for streams."""
-    state: StreamState
-    """May have further slots."""
-
-    def piece_frames(self, num_frames: int) -> int:
-        """Length of the next pass of a stream with `num_frames` frames left; both at least 1."""
-
-    def max_num_streams(self, length: int) -> int:
-        """Most streams in a pass of this length, at least 1."""
-
-    def run(self, codes: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Returns the samples [num_streams, length * samples per frame] as a new tensor on the network's
-        device, and changes the streams' state. Both arguments are on the CPU, int64: `codes`
-        [num_streams, length, codebooks], `places` [num_streams, PLACE_COLUMNS]."""
-
-
-class EagerPasses:
-    """Implements `Passes` on any device, for batches of any size."""
+class Passes:
+    """Runs passes of the lengths that it chooses: eagerly, on any device, for batches of any size. How a window
+    is cut into passes does not change its audio."""
 
     def __init__(self, network: Code2WavNetwork, *, num_slots: int, max_frames: int) -> None:
         """A pass has at most `max_frames` frames in total, or one stream. Raises `ConfigError` if memory runs
         out."""
         self.num_slots = num_slots
+        """Slots for streams."""
         self.state = StreamState(network, num_slots)
         self._network = network
         self._max_frames = max_frames
         self._device = next(network.parameters()).device
 
     def piece_frames(self, num_frames: int) -> int:
+        """Length of the next pass of a stream with `num_frames` frames left; both at least 1."""
         return min(num_frames, MAX_PIECE_FRAMES)
 
     def max_num_streams(self, length: int) -> int:
+        """Most streams in a pass of this length, at least 1."""
         return max(1, self._max_frames // length)
 
     def run(self, codes: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Returns the samples [num_streams, length * samples per frame] as a new tensor on the network's
+        device, and changes the streams' state. Both arguments are on the CPU, int64: `codes`
+        [num_streams, length, codebooks], `places` [num_streams, PLACE_COLUMNS]."""
         slots, positions, num_known = places.T.to(self._device)
         return self._network(codes.to(self._device), Step(self.state, slots, positions, num_known))

@@ -53,8 +53,7 @@ class StreamDecoder:
         """Returns the waveform of each window's frames, [num_frames * samples per frame], in the network's
         type on the CPU; a stream's first window has `lead_samples` less.
 
-        Streams may be of any age and windows of any length. Raises `ValueError` for two windows of one
-        stream."""
+        Streams may be of any age and windows of any length; no two windows are of one stream."""
         windows = [job.window for job in jobs]
         places = self.streams.enter(windows)
         try:

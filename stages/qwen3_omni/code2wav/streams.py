@@ -28,11 +28,7 @@ class StreamTable:
     def __init__(self, num_slots: int) -> None:
         # Slot, and frames that its state has seen. In order of use, the least recently used first.
         self._states: OrderedDict[str, tuple[int, range]] = OrderedDict()
-        self._free_slots = list(range(num_slots))
-
-    @property
-    def num_free_slots(self) -> int:
-        return len(self._free_slots)
+        self.free_slots = list(range(num_slots))
 
     def end_of(self, stream: str) -> int | None:
         """The first frame of the stream's next window, or None if the stream is unknown: it has not begun,
@@ -42,13 +38,7 @@ class StreamTable:
 
     def enter(self, windows: Sequence[CodecWindow]) -> list[Place]:
         """Returns each window's place. Call `leave` or `abandon` afterwards; until then, no other window can
-        use the slots.
-
-        Raises `ValueError` for two windows of one stream, or more windows than slots."""
-        if len({window.stream for window in windows}) < len(windows):
-            raise ValueError("two windows of one stream: the second one needs what the first leaves behind")
-        if len(windows) > len(self._states) + len(self._free_slots):
-            raise ValueError(f"{len(windows)} windows, more than there are slots")
+        use the slots. No two windows are of one stream, and there are no more of them than slots."""
         # Remove all before assigning the first slot: no window of this batch may lose its own.
         states = [self._states.pop(window.stream, None) for window in windows]
         places = []
@@ -62,15 +52,15 @@ class StreamTable:
         """The windows have been computed, and the states have seen these frames."""
         for window, place, frames in zip(windows, places, seen, strict=True):
             if window.is_last:
-                self._free_slots.append(place.slot)
+                self.free_slots.append(place.slot)
             else:
                 self._states[window.stream] = (place.slot, frames)
 
     def abandon(self, places: Sequence[Place]) -> None:
         """Drop the streams' state because computing the windows failed, maybe midway."""
-        self._free_slots.extend(place.slot for place in places)
+        self.free_slots.extend(place.slot for place in places)
 
     def _new_slot(self) -> int:
-        if self._free_slots:
-            return self._free_slots.pop()
+        if self.free_slots:
+            return self.free_slots.pop()
         return self._states.popitem(last=False)[1][0]

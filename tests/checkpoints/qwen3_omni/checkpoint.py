@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, Qwen3OmniMoeForConditionalGeneration
 
-from stages.published_experts import published_tensors
+from stages.qwen3_omni.footprint import published_tensors
 from tests.checkpoints.options import Dtype, Options
 from tests.checkpoints.qwen3_omni.config import DEMO_PREPROCESSING, demo_model_config, write_configs
 from tests.checkpoints.qwen3_omni.genuine import (

@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 
 from omni_server.errors import ConfigError
 from stages.diffusers.loading import load_pipeline
-from stages.diffusers.warm_up import WarmUp
+from stages.diffusers.warm_up import warm_up
 from tests.unit.stages.diffusers.tiny import CPU, Tiny, difference, stage_options
 
 OPTIONS = {"compile": True, "max_model_len": 64}
@@ -27,7 +27,7 @@ def test_after_the_warm_up_nothing_is_compiled(
     plain, stage = tiny("qwen-image"), stage_options(**OPTIONS)
     pipe = load_pipeline(tiny_folder("qwen-image"), stage, "float32", CPU)
     model = Tiny("qwen-image", pipe, plain.num_steps, plain.guidance)
-    WarmUp(model.stepped, stage, device=CPU, share=None, input_tokens=0).run()
+    warm_up(model.stepped, stage, device=CPU, share=None, input_tokens=0)
     num_graphs = counters["stats"]["unique_graphs"]
     assert num_graphs > 0
     (run,) = model.run([(0, model.job(0, height=96))])

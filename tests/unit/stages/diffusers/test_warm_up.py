@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from omni_server.errors import ConfigError
-from stages.diffusers.warm_up import WarmUp
+from stages.diffusers import warm_up as module
 from tests.unit.stages.diffusers.tiny import CPU, Tiny, stage_options
 
 
@@ -21,7 +21,7 @@ def model(tiny: Callable[[str], Tiny]) -> Iterator[Tiny]:
 
 def warm_up(model: Tiny) -> str:
     stage = stage_options(max_model_len=64)
-    return WarmUp(model.stepped, stage, device=CPU, share=None, input_tokens=0).run()
+    return module.warm_up(model.stepped, stage, device=CPU, share=None, input_tokens=0)
 
 
 def test_the_largest_image_is_made_and_requests_are_joined(model: Tiny) -> None:

@@ -111,8 +111,6 @@ def test_ids_of_the_published_vocabulary(genuine_ids: Path) -> None:
         codec_pad=8292,
         codec_start=8293,
         codec_end=8294,
-        codec_table_size=8194,
-        codec_vocab_size=8448,
     )
 
 
@@ -128,7 +126,6 @@ def test_ids_of_the_published_vocabulary(genuine_ids: Path) -> None:
         (("talker_config", "tts_codec_pad_token_id"), "codec_pad"),
         (("talker_config", "tts_codec_start_token_id"), "codec_start"),
         (("talker_config", "tts_codec_end_token_id"), "codec_end"),
-        (("talker_config", "vocab_size"), "codec_vocab_size"),
     ],
 )
 def test_each_id_is_the_configs_and_its_absence_is_named(

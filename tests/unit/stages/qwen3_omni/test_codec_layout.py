@@ -9,7 +9,12 @@ from stages.qwen3_omni.codec_layout import Code2WavLayout, code2wav_layout
 
 def test_the_published_checkpoints_layout() -> None:
     layout = code2wav_layout(
-        num_layers=8, sliding_window=72, upsampling_ratios=(2, 2), upsample_rates=(8, 5, 4, 3)
+        {
+            "num_hidden_layers": 8,
+            "sliding_window": 72,
+            "upsampling_ratios": (2, 2),
+            "upsample_rates": (8, 5, 4, 3),
+        }
     )
     assert layout == Code2WavLayout(
         frames_per_block=1,
@@ -22,4 +27,6 @@ def test_the_published_checkpoints_layout() -> None:
 
 def test_rates_that_leave_nothing_of_the_first_frame_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"upsample_rates \[2, 2\] and upsampling_ratios \[\] leave no"):
-        code2wav_layout(num_layers=1, sliding_window=4, upsampling_ratios=(), upsample_rates=(2, 2))
+        code2wav_layout(
+            {"num_hidden_layers": 1, "sliding_window": 4, "upsampling_ratios": (), "upsample_rates": (2, 2)}
+        )

@@ -11,7 +11,12 @@ from stages.qwen3_omni.codec_window import CodecWindow
 from stages.qwen3_omni.talker_to_code2wav import TalkerToCode2Wav, check_plan
 
 LAYOUT = code2wav_layout(
-    num_layers=2, sliding_window=12, upsampling_ratios=(2, 2), upsample_rates=(8, 5, 4, 3)
+    {
+        "num_hidden_layers": 2,
+        "sliding_window": 12,
+        "upsampling_ratios": (2, 2),
+        "upsample_rates": (8, 5, 4, 3),
+    }
 )
 RAMPS = [(1,), (2,), (8,), (1, 2, 4, 8), (1, 1, 2, 4, 8), (4, 1, 3), (10, 25), (60,), (61,)]
 NUM_FRAMES = [1, 2, 3, 8, 15, 60, 61]

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 from transformers import PretrainedConfig, Qwen3OmniMoeTalkerConfig
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeTalkerResizeMLP
 
 from omni_server.errors import ConfigError
 from stages.qwen3_omni.hf_overrides import thinker_config
-from stages.qwen3_omni.thinker import HiddenProjection, Qwen3OmniThinker
+from stages.qwen3_omni.thinker import Qwen3OmniThinker
 from stages.qwen3_omni.thinker_to_talker import ThinkerToTalker
 
 NUM_LAYERS, NUM_VISUAL = 6, 2
@@ -29,7 +30,7 @@ def model(accept_hidden_layer: int = 4, *, has_talker: bool = True) -> Any:
     )
     made.accept_hidden_layer = accept_hidden_layer
     torch.manual_seed(0)
-    made.talker_hidden_projection = HiddenProjection(TALKER) if has_talker else None
+    made.talker_hidden_projection = Qwen3OmniMoeTalkerResizeMLP(TALKER) if has_talker else None
     return made
 
 

@@ -1,6 +1,7 @@
 """A small random token2wav of transformers, the reference of these tests."""
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def make_sampler(token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voic
     def make(solver: SolverConfig = REFERENCE_SOLVER) -> MelSampler:
         with torch.no_grad():
             dit = PackedDiT(
-                token2wav.code2wav_dit_model,
+                deepcopy(token2wav.code2wav_dit_model),
                 solver,
                 voices,
                 TorchDiTOps(),

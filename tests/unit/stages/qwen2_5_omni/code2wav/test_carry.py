@@ -45,27 +45,10 @@ def make_pipeline(token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voi
             RUNTIME, num_streams=num_streams, stage=code2wav_stage(**{"solver": solver} | LIMITS | fields)
         )
         return Code2WavPipeline(
-            token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model, voices, runtime
+            deepcopy(token2wav.code2wav_dit_model), token2wav.code2wav_bigvgan_model, voices, runtime
         )
 
     return make
-
-
-def test_modules_that_are_freed_while_they_are_copied_make_no_difference(
-    token2wav: Qwen2_5OmniToken2WavModel, voices: tuple[Voice, Voice], make_pipeline: MakePipeline
-) -> None:
-    codes = torch.randint(0, 200, (60,), generator=torch.Generator().manual_seed(4))
-    jobs = windows(codes, Code2WavChunks(mode="whole"), None)
-    with torch.inference_mode():
-        expected = make_pipeline(0).run(jobs)
-        dit = deepcopy(token2wav.code2wav_dit_model)
-        runtime = msgspec.structs.replace(
-            RUNTIME, num_streams=0, stage=code2wav_stage(solver=QUICK, **LIMITS)
-        )
-        freed = Code2WavPipeline(dit, token2wav.code2wav_bigvgan_model, voices, runtime, frees_modules=True)
-        layers = dit.transformer_blocks
-        assert {weight.device.type for layer in layers for weight in layer.ff.parameters()} == {"meta"}
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(freed.run(jobs), expected, strict=True))
 
 
 def windows(

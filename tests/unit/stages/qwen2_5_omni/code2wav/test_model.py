@@ -67,6 +67,7 @@ def weights(token2wav: Qwen2_5OmniToken2WavModel) -> Weights:
 def model(engine_config: EngineConfig, weights: Weights) -> Iterator[Qwen2_5OmniCode2Wav]:
     model = Qwen2_5OmniCode2Wav(vllm_config=engine_config)  # type: ignore[arg-type]
     model.load_weights(weights.items())
+    model.prepare()
     with torch.inference_mode():
         yield model
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniToken2WavModel
 
-from stages.qwen2_5_omni.code2wav.vocoder import MelCrop, PlainVocoder, mel_crop
+from stages.qwen2_5_omni.code2wav.vocoder import MelCrop, Vocoder, mel_crop
 from stages.qwen2_5_omni.codec_window import CodecWindow
 
 
@@ -42,7 +42,7 @@ def test_the_crop_has_the_margin_where_the_window_has_it() -> None:
 def test_a_crop_with_margin_equals_that_part_of_the_whole(
     token2wav: Qwen2_5OmniToken2WavModel, mel: torch.Tensor, margin: int, least_db: float
 ) -> None:
-    vocoder = PlainVocoder(token2wav.code2wav_bigvgan_model)
+    vocoder = Vocoder(token2wav.code2wav_bigvgan_model)
     whole = token2wav.code2wav_bigvgan_model(mel.T[None])
     for start, end in ((0, 24), (96, 144), (200, 240)):
         first, last = max(0, start - margin), min(240, end + margin)

@@ -5,7 +5,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 
 from stages.qwen3_omni.code2wav.model import layout_of
 from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.passes import EagerPasses
+from stages.qwen3_omni.code2wav.passes import Passes
 from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder, WindowJob
 from stages.qwen3_omni.codec_window import CodecWindow, encode_frame
 
@@ -66,7 +66,7 @@ def decoder_like(
     reference: Qwen3OmniMoeCode2Wav, *, num_slots: int = 4, max_frames_per_pass: int = 256
 ) -> StreamDecoder:
     """Computes eagerly."""
-    passes = EagerPasses(network_like(reference), num_slots=num_slots, max_frames=max_frames_per_pass)
+    passes = Passes(network_like(reference), num_slots=num_slots, max_frames=max_frames_per_pass)
     return StreamDecoder(passes, layout_of(reference.config))
 
 

@@ -31,7 +31,7 @@ class Tape(TorchDispatchMode):
 
 
 class TapeRecorder:
-    """Implements `Recorder`. Counts recordings and replays."""
+    """Implements `Record`. Counts recordings and replays."""
 
     def __init__(self) -> None:
         self.num_recorded = 0

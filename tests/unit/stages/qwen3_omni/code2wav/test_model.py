@@ -107,6 +107,7 @@ def test_loads_its_part_of_the_checkpoint(reference: Qwen3OmniMoeCode2Wav, weigh
 def test_weights_have_the_type_of_the_stage(reference: Qwen3OmniMoeCode2Wav, weights: Weights) -> None:
     model = model_with(reference.config, compute_dtype="bfloat16")
     model.load_weights((name, weight.bfloat16()) for name, weight in weights.items())
+    model.prepare()
     assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
     stream = Stream(reference, 10)
     [waveform] = model.sample(batch(request(stream, 10)))
@@ -121,6 +122,7 @@ def test_a_model_without_weights_makes_samples_that_pass_for_audio() -> None:
     for weight in model.parameters():
         initialize_single_dummy_weight(weight.data)
     model.randomize_weights()
+    model.prepare()
     stream = Stream(random_code2wav(small_config(codebook_size=64)), 8)
     model.sample(batch(request(stream, 4)))
     stream.done = 4  # the beginning varies in any case: nothing precedes it

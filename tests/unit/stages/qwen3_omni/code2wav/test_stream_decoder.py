@@ -5,7 +5,7 @@ import torch
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from stages.qwen3_omni.code2wav.model import layout_of
-from stages.qwen3_omni.code2wav.passes import MAX_PIECE_FRAMES, EagerPasses
+from stages.qwen3_omni.code2wav.passes import MAX_PIECE_FRAMES, Passes
 from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder
 from tests.reference.qwen3_code2wav import random_code2wav, small_config
 from tests.unit.stages.qwen3_omni.code2wav.speech import (
@@ -91,7 +91,7 @@ def test_audio_depends_on_as_many_earlier_frames_as_the_layout_says(reference: Q
 
 def test_an_aborted_stream_leaves_nothing_in_its_slot(reference: Qwen3OmniMoeCode2Wav) -> None:
     """Not even values that are not finite."""
-    passes = EagerPasses(network_like(reference), num_slots=1, max_frames=256)
+    passes = Passes(network_like(reference), num_slots=1, max_frames=256)
     decoder = StreamDecoder(passes, layout_of(reference.config))
     advance(decoder, (Stream(reference, 40, "aborted"), 20))
     for memory in passes.state.of_layer.values():
