@@ -30,6 +30,7 @@ class _TestFamily(Qwen25OmniFamily):
         "omni_server.omni",
         "omni_server.engine.supervisor",
         "omni_server.orchestrator.orchestrator",
+        "tests.integration.quick_engines",
         "tests.faults.failing_models",
         "tests.faults.corrupting_models",
     )
