@@ -21,7 +21,7 @@ from tests.unit.api.test_server import QUIET, Life, client_of, served
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-correct-horse"
-MAX_EXAMPLES = 30
+MAX_EXAMPLES = 8
 """Of each operation and kind (right, wrong), beside those that cover each keyword of each schema."""
 
 

@@ -22,6 +22,8 @@ MAX_QUEUE = 24
 CONCURRENCY = 10
 NUM_QUESTIONS = 2
 """Of those in the mix: every kind of request with each."""
+LONGEST = 120
+"""Frames: 10 s of speech."""
 DEADLINE_S = 120
 """No answer takes so long, on a busy machine either: one that does was forgotten."""
 
@@ -40,7 +42,7 @@ def loaded(qwen3_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     flags = ["--max-queue", str(MAX_QUEUE), "--request-timeout", str(DEADLINE_S)]
     flags += ["--stage-config", str(config)]
     with SupervisedServer(qwen3_checkpoint, folder / "log.txt", *flags) as server:
-        yield Loaded(server, *asyncio.run(warm_up(server, mixed_asks(NUM_QUESTIONS), CONCURRENCY)))
+        yield Loaded(server, *asyncio.run(warm_up(server, mixed_asks(NUM_QUESTIONS, LONGEST), CONCURRENCY)))
 
 
 async def test_abort_storm_changes_no_answer_of_the_others_and_leaves_nothing_behind(loaded: Loaded) -> None:
@@ -91,7 +93,7 @@ async def test_mixed_load_with_faults_loses_no_answer_and_leaves_nothing_behind(
 async def test_overloaded_server_answers_what_it_accepts_and_refuses_the_rest(loaded: Loaded) -> None:
     server = loaded.server
     port = port_of(server)
-    wanted = {ask: loaded.wanted[ask] for ask in spoken_asks(NUM_QUESTIONS)}
+    wanted = {ask: loaded.wanted[ask] for ask in spoken_asks(NUM_QUESTIONS, LONGEST)}
     rate = 10 * await capacity(port, wanted, CONCURRENCY, 5)
     result = await overload(port, wanted, rate, 10, seed=4)
     assert result.is_clean, result.bad

@@ -67,7 +67,7 @@ def check_swept(server: BusyServer, own_folder: Path) -> None:
 def test_server_killed_while_it_restarts_a_stage_and_speaks_takes_all_engines_with_it(
     checkpoint: Path, own_folder: Path, tmp_path: Path
 ) -> None:
-    server = BusyServer(checkpoint, tmp_path / "log.txt", is_forked=False)
+    server = BusyServer(checkpoint, tmp_path / "log.txt")
     try:
         with server.client() as client:
             tree = set(server.process_tree())
@@ -90,7 +90,7 @@ def test_server_killed_while_it_restarts_a_stage_and_speaks_takes_all_engines_wi
 def test_server_ended_while_it_starts_takes_all_engines_with_it(
     number: signal.Signals, checkpoint: Path, own_folder: Path, tmp_path: Path
 ) -> None:
-    server = StartingServer(checkpoint, tmp_path / "log.txt", is_forked=False)
+    server = StartingServer(checkpoint, tmp_path / "log.txt")
     try:
         if number == signal.SIGKILL:
             server.kill()

@@ -88,7 +88,7 @@ def server(
         max_backoff_s=0,
     )
     flags = ["--stage-config", str(config)]
-    server = SupervisedServer(qwen3_checkpoint, folder / "log.txt", *flags, is_forked=False)
+    server = SupervisedServer(qwen3_checkpoint, folder / "log.txt", *flags)
     try:
         yield server
         end_while_a_stage_restarts(server)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import setproctitle
@@ -30,6 +31,7 @@ class _TestFamily(Qwen25OmniFamily):
         "omni_server.omni",
         "omni_server.engine.supervisor",
         "omni_server.orchestrator.orchestrator",
+        "tests.integration.quick_engines",
         "tests.faults.failing_models",
         "tests.faults.corrupting_models",
     )
@@ -97,5 +99,9 @@ def _run(arguments: list[str], cwd: Path, environment: dict[str, str], stdout: P
         os.dup2(file, descriptor)
         os.close(file)
     tempfile.tempdir = None
+    # As a new interpreter, it has a resource tracker of its own, which removes the semaphores of a server that was
+    # killed, and the process that it forks engines from has not been prepared yet.
+    vars(resource_tracker._resource_tracker).update(_fd=None, _pid=None)  # type: ignore[attr-defined]
+    del sys.modules[fork_server._PREPARATION]
     sys.argv = ["omni-server", *arguments]
     entry.run()

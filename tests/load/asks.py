@@ -63,12 +63,13 @@ def _transcribed(name: str, **fields: str) -> Ask:
     return Ask(kind, TRANSCRIPTIONS_URL, f"multipart/form-data; boundary={_BOUNDARY}", body)
 
 
-def mixed_asks(num_questions: int = len(_QUESTIONS)) -> list[Ask]:
-    """Each with an answer of its own; the kinds are about equally frequent. Fewer questions leave out none."""
+def mixed_asks(num_questions: int = len(_QUESTIONS), longest: int = 300) -> list[Ask]:
+    """Each with an answer of its own; the kinds are about equally frequent. Fewer questions leave out none.
+    `longest`: codes of the longest speech, Qwen3-Omni's frames."""
     asks: list[Ask] = []
     for number, question in enumerate(_QUESTIONS[:num_questions]):
-        sampled = _seeded(100 + number, 120)
-        long = _seeded(200 + number, 300) | {"max_tokens": 100}
+        sampled = _seeded(100 + number, 2 * longest // 5)
+        long = _seeded(200 + number, longest) | {"max_tokens": 100}
         asks += [
             _chat("text", written(question, max_tokens=40)),
             _chat("text, streamed", written(question, **(STREAM | {"temperature": 1, "seed": number}))),
@@ -100,9 +101,9 @@ def mixed_asks(num_questions: int = len(_QUESTIONS)) -> list[Ask]:
     return asks
 
 
-def spoken_asks(num_questions: int = len(_QUESTIONS)) -> list[Ask]:
+def spoken_asks(num_questions: int = len(_QUESTIONS), longest: int = 300) -> list[Ask]:
     """Streamed speech only, which shows when its sound begins."""
-    asks = mixed_asks(num_questions)
+    asks = mixed_asks(num_questions, longest)
     return [ask for ask in asks if ask.sound_mark is not None and ask.kind == "speech, streamed"]
 
 

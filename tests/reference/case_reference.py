@@ -51,6 +51,7 @@ class CaseReference(ForcedReference, Generic[ResultT]):
     def generated(self, case: Case, text: dict[str, object]) -> ResultT:
         """`text`: arguments for the thinker's `generate`."""
 
+    @torch.inference_mode()
     def run(self, case: Case) -> ResultT:
         stop_ids = [*self.stop_ids(case), *(() if case.ignore_eos else self.text_ends)]
         text: dict[str, object] = {
