@@ -303,6 +303,7 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> list[StageConfig]:
         return 0
 
     monkeypatch.setattr(serve, "_run", record)
+    monkeypatch.setattr(default_config, "refuse_damaged_files", lambda *_, **__: None)
     return configs
 
 
