@@ -108,8 +108,8 @@ class PromptRenderer:
 
 
 def rendered_pieces(template: Any, conversation: list[dict[str, Any]], plain: PlainText) -> tuple[str, ...]:
-    """`template`: a processor or a tokenizer of transformers. Raises `InvalidRequestError` if it refuses the chat
-    or the text cannot be encoded."""
+    """`template`: a processor or a tokenizer of transformers. Raises `InvalidRequestError` if it refuses the
+    chat or the text cannot be encoded."""
     try:
         rendered: str = template.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True)
         rendered.encode()

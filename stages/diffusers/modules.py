@@ -1,5 +1,5 @@
-"""A pipeline's neural networks: by their configs alone, for folders without weights, and with weights stored in
-float8 (Diffusers' layerwise casting)."""
+"""A pipeline's neural networks: by their configs alone, for folders without weights, and with weights stored
+in float8 (Diffusers' layerwise casting)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -23,7 +23,8 @@ class Code2WavLayout(CodecLayout):
 
 
 def code2wav_layout(config: Mapping[str, Any]) -> Code2WavLayout:
-    """`config`: `code2wav_config`. Raises `KeyError`, and `ConfigError` for a config that no decoder can have."""
+    """`config`: `code2wav_config`. Raises `KeyError`, and `ConfigError` for a config that no decoder can
+    have."""
     upsampling_ratios: Sequence[int] = config["upsampling_ratios"]
     upsample_rates: Sequence[int] = config["upsample_rates"]
     samples_per_frame = math.prod(upsampling_ratios) * math.prod(upsample_rates)

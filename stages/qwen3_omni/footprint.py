@@ -101,8 +101,8 @@ def _code2wav(
 
 
 def published_tensors(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a model's `state_dict`, by their names in a published checkpoint: transformers 5 stacks the
-    experts of a layer into two tensors when it loads one; its files have three matrices per expert."""
+    """The tensors of a model's `state_dict`, by their names in a published checkpoint: transformers 5 stacks
+    the experts of a layer into two tensors when it loads one; its files have three matrices per expert."""
     return {name: tensor for stacked in state.items() for name, tensor in _unstacked(*stacked)}
 
 

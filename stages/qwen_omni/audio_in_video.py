@@ -41,8 +41,8 @@ VllmClass: Any = object
 
 
 class VideoWithTrackInfo(VllmClass):
-    """Makes the parser keep what comes with the frames of a video, and resample all audio as librosa does, with
-    which Qwen's utilities load it. Makes room for audio of `max_audio_samples`; vLLM plans for 30 s."""
+    """Makes the parser keep what comes with the frames of a video, and resample all audio as librosa does,
+    with which Qwen's utilities load it. Makes room for audio of `max_audio_samples`; vLLM plans for 30 s."""
 
     def max_audio_samples(self) -> int:
         raise NotImplementedError
@@ -68,8 +68,8 @@ class VideoWithTrackInfo(VllmClass):
 
 
 class VideoWithTrackDummyInputs(Qwen2_5OmniThinkerDummyInputsBuilder):
-    """For vLLM's profiling of the encoders' memory: gives dummy videos the metadata that the parser now requires,
-    and makes audio as long as there is room for."""
+    """For vLLM's profiling of the encoders' memory: gives dummy videos the metadata that the parser now
+    requires, and makes audio as long as there is room for."""
 
     def get_dummy_mm_data(
         self, seq_len: int, mm_counts: Mapping[str, int], mm_options: MultiModalDummyOptions

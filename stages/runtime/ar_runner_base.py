@@ -258,8 +258,8 @@ def completed(
     codes: PendingCodes | None,
     findings: Mapping[str, Corruption],
 ) -> ModelRunnerOutput:
-    """Add the step's rows or predicted codes, once copied, and all `findings` to `output`, and return it. Corrupt
-    rows come last: they are the cause."""
+    """Add the step's rows or predicted codes, once copied, and all `findings` to `output`, and return it.
+    Corrupt rows come last: they are the cause."""
     if codes is not None:
         output.pooler_output = codes.finish()
         findings = {**codes.corrupt, **findings}

@@ -73,8 +73,8 @@ class PackedDiT:
         num_streams: int,
     ) -> None:
         """`voices` defines the row order for `BlockLayout.voice`, `num_streams` the number of slots that a
-        layout can name. Frees the weights of `dit`, each layer's as soon as they have been copied, so that the
-        device never holds two copies of all layers."""
+        layout can name. Frees the weights of `dit`, each layer's as soon as they have been copied, so that
+        the device never holds two copies of all layers."""
         config = dit.config
         self._ops = ops
         self._dtype = dtype

@@ -47,8 +47,8 @@ class Code2WavPipeline:
         voices: Sequence[Voice],
         runtime: DiffusionRuntimeConfig,
     ) -> None:
-        """Frees the weights of `dit`, and those of `bigvgan` unless it runs unchanged. Compiles all kernels and
-        records all CUDA graphs."""
+        """Frees the weights of `dit`, and those of `bigvgan` unless it runs unchanged. Compiles all kernels
+        and records all CUDA graphs."""
         self._frames_per_code: int = dit.config.repeats
         codes_per_block = dit.config.block_size // dit.config.repeats
         device = dit.proj_out.weight.device
@@ -97,9 +97,8 @@ class Code2WavPipeline:
     def run(self, jobs: Sequence[WindowJob]) -> list[torch.Tensor]:
         """Returns each window's emitted waveform, float32 [num_codes * samples per code] in [-1, 1].
 
-        A window that continues its stream is computed without the codes before `emit_start`. No two windows are
-        of one stream.
-        """
+        A window that continues its stream is computed without the codes before `emit_start`. No two windows
+        are of one stream."""
         windows = [job.window for job in jobs]
         carries = self.streams.enter(windows)
         try:

@@ -52,9 +52,8 @@ class StreamTable:
     def enter(self, windows: Sequence[CodecWindow]) -> list[Carry | None]:
         """Returns each window's state, or None if a window neither reads nor leaves any.
 
-        Call `leave` or `abandon` afterwards; until then, no other window can use the slots. No two windows are
-        of one stream.
-        """
+        Call `leave` or `abandon` afterwards; until then, no other window can use the slots. No two windows
+        are of one stream."""
         # Remove all before assigning the first slot: no window of this batch may lose its own.
         states = [None if w.stream is None else self.states.pop(w.stream, None) for w in windows]
         return [self._carry(window, state) for window, state in zip(windows, states, strict=True)]

@@ -14,8 +14,8 @@ PLACE_COLUMNS = 3
 
 
 class Passes:
-    """Runs passes of the lengths that it chooses: eagerly, on any device, for batches of any size. How a window
-    is cut into passes does not change its audio."""
+    """Runs passes of the lengths that it chooses: eagerly, on any device, for batches of any size. How a
+    window is cut into passes does not change its audio."""
 
     def __init__(self, network: Code2WavNetwork, *, num_slots: int, max_frames: int) -> None:
         """A pass has at most `max_frames` frames in total, or one stream. Raises `ConfigError` if memory runs
