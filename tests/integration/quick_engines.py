@@ -8,7 +8,6 @@ answer.
 import gc
 import importlib
 
-from transformers import PreTrainedConfig
 from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING
 
 _IMPORTED_LATE = (
@@ -18,6 +17,7 @@ _IMPORTED_LATE = (
     "omni_server.cli.pipeline",
     "omni_server.engine.launcher",
     "stages.runtime.ar_runner_v1",
+    "tests.quiet_configs",
     "transformers.tokenization_mistral_common",
     "vllm.distributed.elastic_ep.elastic_execute",
     "vllm.model_executor.layers.fused_moe.experts.cpu_moe",
@@ -33,10 +33,6 @@ for _name in _IMPORTED_LATE:
 
 # To find the class of one processor, transformers imports those of all models.
 NUM_VIDEO_PROCESSORS = len(list(VIDEO_PROCESSOR_MAPPING.items()))
-
-# transformers logs each configuration that it loads, below the level that is shown, and compares it with another
-# one for that.
-PreTrainedConfig.__repr__ = object.__repr__  # type: ignore[method-assign]
 
 # An engine that ends looks for garbage among the million objects of the imports, and so copies their pages.
 gc.unfreeze = lambda: None
