@@ -74,10 +74,7 @@ def test_other_sizes_and_prompts_in_pieces_give_the_references_answers(
     cases = [QWEN3_CASES[name] for name in TOGETHER]
     shorter = [replace(case, talker_max_tokens=min(case.talker_max_tokens, 16)) for case in cases]
     wanted = [expected(reference, case) for case in shorter]
-    pieces = {
-        "thinker": {"max_num_batched_tokens": 128, **VIDEOS},
-        "talker": {"max_num_batched_tokens": 64},
-    }
+    pieces = {"thinker": {"max_num_batched_tokens": 128, **VIDEOS}, "talker": {"max_num_batched_tokens": 64}}
     wide = LiveOmni(qwen3_wide_checkpoint, qwen3_config(stages=pieces, queue={"capacity": 1}))
     try:
         for answer, want in zip(wide.answers([want.request for want in wanted]), wanted, strict=True):
