@@ -97,10 +97,7 @@ def test_button_interrupts_and_the_server_stops_working(page: WebPage, server: S
     page.wait("window.stoppedSounds > 0")
     assert [
         event["type"] for event in page.frames() if event["type"].startswith(("response.", "conversation."))
-    ] == [
-        "response.cancel",
-        "conversation.item.truncate",
-    ]
+    ] == ["response.cancel", "conversation.item.truncate"]
 
 
 def test_settings_count_and_leaving_the_tab_turns_the_microphone_off(

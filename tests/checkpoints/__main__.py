@@ -44,8 +44,7 @@ def main() -> None:
         help="precision of the language models (default: float32; genuine sizes: bfloat16)",
     )
     parser.add_argument(
-        "--pipeline",
-        help="of --family diffusers: qwen-image (default), qwen-image-edit, sd15, sd3 or flux",
+        "--pipeline", help="of --family diffusers: qwen-image (default), qwen-image-edit, sd15, sd3 or flux"
     )
     args = parser.parse_args()
 

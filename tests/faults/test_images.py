@@ -206,10 +206,7 @@ def test_a_request_whose_step_raises_fails_alone(
 def test_a_value_error_of_the_denoiser_is_not_the_callers(served: Served) -> None:
     tell_to_refuse(served.orders, "denoise", ValueError)
     error = error_of(served.post(ASKED), 500)
-    assert (error["code"], error["message"]) == (
-        "internal_error",
-        "stage 'image': ValueError: told to fail",
-    )
+    assert (error["code"], error["message"]) == ("internal_error", "stage 'image': ValueError: told to fail")
     served.check_that_all_is_as_before()
 
 

@@ -19,14 +19,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.faults.orders import (
-    let_go,
-    tell_to_fail,
-    tell_to_forget,
-    tell_to_hold,
-    wait_until_held,
-    withdraw,
-)
+from tests.faults.orders import let_go, tell_to_fail, tell_to_forget, tell_to_hold, wait_until_held, withdraw
 from tests.faults.supervised_server import (
     ANSWER_TIMEOUT_S,
     HANG_TIMEOUT_S,

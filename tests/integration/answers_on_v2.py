@@ -28,10 +28,7 @@ BLOCK_SIZE = 32
 COMPARING_WORKER = "tests.integration.worker_that_compares.ComparingWorker"
 """Each step that one kernel prepares is prepared by vLLM, too; the engine ends with the first difference."""
 
-FAMILIES = {
-    "qwen2_5_omni": (demo_config, CASES, 8),
-    "qwen3_omni": (qwen3_config, QWEN3_CASES, 7),
-}
+FAMILIES = {"qwen2_5_omni": (demo_config, CASES, 8), "qwen3_omni": (qwen3_config, QWEN3_CASES, 7)}
 """Demo config, cases, and KV blocks: too few for all requests at once, so some are preempted."""
 
 

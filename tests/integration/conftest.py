@@ -12,6 +12,7 @@ import httpx2
 import openai
 import pytest
 
+import tests.quiet_configs  # noqa: F401
 from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.parity import VIDEOS, qwen3_config

@@ -192,9 +192,7 @@ def v1(
     return spoken(qwen3_checkpoint, material, tmp_path_factory.mktemp("v1"), V1_RUNS)
 
 
-V1_ASYNC_RUNS = {
-    "preempted": (True, Speaking(NAMES, is_together=True)),
-}
+V1_ASYNC_RUNS = {"preempted": (True, Speaking(NAMES, is_together=True))}
 
 
 @pytest.fixture(scope="module")

@@ -139,10 +139,7 @@ def test_a_pipeline_generates_streams_and_refuses(generator: ServerProcess) -> N
             next(long.iter_raw())
         wait_until(lambda: has_released_an_aborted_one(client), 10.0, lambda: generator.log)
         chat = official.chat.completions.create(
-            model=MODEL,
-            messages=TEXT,
-            seed=7,
-            extra_body=STEPS | {"size": SMALL["size"]},
+            model=MODEL, messages=TEXT, seed=7, extra_body=STEPS | {"size": SMALL["size"]}
         )
         assert chat.choices[0].message.model_extra is not None
         (part,) = chat.choices[0].message.model_extra["images"]

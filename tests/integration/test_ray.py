@@ -22,15 +22,7 @@ import openai
 import pytest
 
 from tests.integration.server_process import MODEL, ROOT, free_port, is_running, parent_of, wait_until
-from tests.integration.test_server import (
-    ENDLESS,
-    answer_to,
-    outcome,
-    samples_of,
-    spoken,
-    stream_of,
-    text_of,
-)
+from tests.integration.test_server import ENDLESS, answer_to, outcome, samples_of, spoken, stream_of, text_of
 from tests.omni_families import QWEN2_5_OMNI
 from tests.unit.api.clients import URL
 

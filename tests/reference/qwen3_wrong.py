@@ -158,10 +158,7 @@ def speak(
     generated: list[torch.Tensor] = []  # their inputs without residual codes
     while len(frames) < max_frames:
         output = talker.model(
-            inputs_embeds=inputs[None],
-            position_ids=positions[:, None],
-            past_key_values=cache,
-            use_cache=True,
+            inputs_embeds=inputs[None], position_ids=positions[:, None], past_key_values=cache, use_cache=True
         )
         cache, hidden = output.past_key_values, output.last_hidden_state[0, -1]
         seen = [] if mistake == "no_penalty" else [frame[0] for frame in frames]

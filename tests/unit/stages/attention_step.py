@@ -61,14 +61,7 @@ class Step:
 
     def run(self, attention: DecodeAttention) -> None:
         attention(
-            self.qkv,
-            self.positions,
-            self.cos_sin,
-            self.cache,
-            self.table,
-            self.lengths,
-            self.slots,
-            self.out,
+            self.qkv, self.positions, self.cos_sin, self.cache, self.table, self.lengths, self.slots, self.out
         )
 
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:

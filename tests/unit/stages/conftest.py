@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 from vllm.distributed import cleanup_dist_env_and_memory, init_distributed_environment
 
+import tests.quiet_configs  # noqa: F401
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.stage_scheduler import StageScheduler
 from tests.unit.stages.row_stream import shared_queue
-from tests.unit.stages.scheduling import (
-    make_scheduler,
-)
+from tests.unit.stages.scheduling import make_scheduler
 
 
 @pytest.fixture

@@ -105,11 +105,7 @@ class Producer:
         reply = [0] * (sequence.num_generated if sequence.is_given else 0)
         output = RowsOutput(voice=sequence.voice, num_reply=len(reply))
         self.emitter.add(
-            sequence.request_id,
-            output,
-            sequence.prompt + reply,
-            sequence.modalities,
-            sequence.positions,
+            sequence.request_id, output, sequence.prompt + reply, sequence.modalities, sequence.positions
         )
 
     def step(self, parts: Sequence[tuple[Spoken, int, int]], *, padding: int = 0) -> dict[str, RowsPayload]:

@@ -12,16 +12,7 @@ from omni_server.protocol.rows import InlineBlock, RowsFeed, RowsPayload
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.stage_scheduler import AsyncStageScheduler, StageScheduler
-from tests.unit.stages.scheduling import (
-    Worker,
-    consume,
-    fed,
-    feed,
-    make_scheduler,
-    request,
-    rows,
-    sending,
-)
+from tests.unit.stages.scheduling import Worker, consume, fed, feed, make_scheduler, request, rows, sending
 
 PROMPT = 6
 

@@ -19,12 +19,7 @@ from vllm.v1.structured_output.backend_types import (
 from omni_server.protocol.vllm_fields import GRAMMAR_TOO_SLOW
 from stages.runtime.stage_scheduler import COMPILE_NICENESS, AsyncStageScheduler, StageScheduler
 from tests.unit.stages.grammars import ScriptedGrammar
-from tests.unit.stages.scheduling import (
-    AnyScheduler,
-    Worker,
-    make_scheduler,
-    request,
-)
+from tests.unit.stages.scheduling import AnyScheduler, Worker, make_scheduler, request
 
 PROMPT = 6
 

@@ -48,12 +48,7 @@ def test_a_request_joins_another_at_any_step(tiny: GetTiny, name: str, late: int
 def test_requests_of_other_sizes_steps_and_guidance_run_side_by_side(tiny: GetTiny, name: str) -> None:
     model = tiny(name)
     unguided = dict.fromkeys(model.guidance) | ({"guidance_scale": 0.0} if name != "qwen-image" else {})
-    jobs = [
-        model.job(0),
-        model.job(1, height=96),
-        model.job(2, num_steps=6),
-        model.job(3, **unguided),
-    ]
+    jobs = [model.job(0), model.job(1, height=96), model.job(2, num_steps=6), model.job(3, **unguided)]
     for run, job in zip(model.run([(0, job) for job in jobs]), jobs, strict=True):
         assert difference(run, model.own_image(job)) <= JOINED
         assert run.result.images.shape[2:] == (job.height, job.width)

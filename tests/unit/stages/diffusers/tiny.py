@@ -53,8 +53,7 @@ class Tiny:
         """A request that depends on its number."""
         given = {"num_steps": self.num_steps, "images": self.images} | self.guidance
         return ImageJob(
-            PROMPTS[index % len(PROMPTS)],
-            **({"width": 64, "height": 64, "seed": index} | given | changes),
+            PROMPTS[index % len(PROMPTS)], **({"width": 64, "height": 64, "seed": index} | given | changes)
         )
 
     def _own_image(self, job: ImageJob) -> torch.Tensor:

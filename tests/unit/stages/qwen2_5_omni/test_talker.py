@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.distributed import (
-    ensure_model_parallel_initialized,
-)
+from vllm.distributed import ensure_model_parallel_initialized
 from vllm.engine.arg_utils import EngineArgs
 
 from omni_server.protocol.runtime_config import StageRuntimeConfig

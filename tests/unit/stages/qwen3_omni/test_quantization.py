@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.distributed import (
-    ensure_model_parallel_initialized,
-)
+from vllm.distributed import ensure_model_parallel_initialized
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod

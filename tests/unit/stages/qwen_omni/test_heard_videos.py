@@ -107,12 +107,7 @@ def thinker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             _Qwen2_5,
             Qwen2_5OmniForConditionalGeneration,
         ),
-        "qwen3_omni": (
-            qwen3_omni.FAMILY,
-            qwen3_thinker_config,
-            _Qwen3,
-            Qwen3OmniMoeForConditionalGeneration,
-        ),
+        "qwen3_omni": (qwen3_omni.FAMILY, qwen3_thinker_config, _Qwen3, Qwen3OmniMoeForConditionalGeneration),
     }[request.param]
     family.register()
     folder = make_demo_checkpoint(tmp_path_factory.mktemp(request.param) / "checkpoint", family=request.param)

@@ -62,8 +62,7 @@ def test_the_activation_equals_the_reference_module(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("length", [1, 70])
 @pytest.mark.parametrize(
-    ("channels", "out_channels", "taps", "dilation"),
-    [(80, 100, 7, 1), (48, 1, 7, 1), (16, 20, 11, 3)],
+    ("channels", "out_channels", "taps", "dilation"), [(80, 100, 7, 1), (48, 1, 7, 1), (16, 20, 11, 3)]
 )
 def test_a_convolution_equals_the_operator(
     channels: int, out_channels: int, taps: int, dilation: int, length: int, dtype: torch.dtype
@@ -141,12 +140,7 @@ def random_slots(dtype: torch.dtype) -> LayerKV:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
     ("back", "ahead", "has_slots"),
-    [
-        (False, False, False),
-        (True, True, True),
-        (True, False, False),
-        (False, True, False),
-    ],
+    [(False, False, False), (True, True, True), (True, False, False), (False, True, False)],
 )
 def test_attention_equals_the_yardstick(back: bool, ahead: bool, has_slots: bool, dtype: torch.dtype) -> None:
     layout, kept = mixed_layout(), random_slots(dtype)
