@@ -33,6 +33,7 @@ from tests.unit.api.fake_generator import (
     FakeGeneration,
     FakeGenerator,
     ScriptEntry,
+    Wait,
     finished,
     speech_script,
     text_script,
@@ -138,9 +139,11 @@ async def test_spans_of_stages_begin_when_the_stages_received_the_request(collec
             generation = await super().submit(request, deliver)
             self.received_ns = time.time_ns()
             await asyncio.sleep(0.1)
+            returned.set()
             return generation
 
-    generator = SlowToReturn(script=timed(speech_script(), codec_tokens=5))
+    returned = asyncio.Event()
+    generator = SlowToReturn(script=[Wait(returned), *timed(speech_script(), codec_tokens=5)])
     async with traced(collector, generator) as app:
         assert (await post(app, chat(SAID, **SPEECH))).status_code == 200
     (thinker,) = collector.named("thinker")
