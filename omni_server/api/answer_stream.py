@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 ChoiceEvent = tuple[int, OmniEvent]
 """Index of the generation, and its event."""
-Shorter = Callable[[OmniRequest], OmniRequest | None]
+Shorten = Callable[[OmniRequest], OmniRequest | None]
 
 
 class AnswerStream:
@@ -59,8 +59,8 @@ class AnswerStream:
         self.num_cut_short = 0
         """Generations whose text or speech reached its stage's token limit."""
 
-    async def submit(self, request: OmniRequest, shorter: Shorter = lambda _: None) -> None:
-        """Adds a generation. Retries a prompt that is too long with what `shorter` returns, until that is None.
+    async def submit(self, request: OmniRequest, shorten: Shorten = lambda _: None) -> None:
+        """Adds a generation. Retries a prompt that is too long with what `shorten` returns, until that is None.
         All attempts count as one answer in log and metrics. Raises what `Generator.submit` raises."""
         record = current_request()
         if record is not None:
@@ -69,8 +69,10 @@ class AnswerStream:
         index = len(self._generations)
 
         def deliver(event: OmniEvent | Exception) -> None:
-            answer.take(event)
-            self._put(index, event)
+            try:
+                answer.take(event)
+            finally:  # the reader waits for it
+                self._put(index, event)
 
         try:
             while True:
@@ -78,7 +80,7 @@ class AnswerStream:
                     generation = await self._generator.submit(request, deliver)
                     break
                 except InvalidRequestError as error:
-                    next_request = shorter(request) if error.code == "context_length_exceeded" else None
+                    next_request = shorten(request) if error.code == "context_length_exceeded" else None
                     if next_request is None:
                         raise
                     request = next_request
@@ -92,6 +94,8 @@ class AnswerStream:
         answer.admitted(generation.prompt, generation.began)
         self._generations.append((generation, answer))
         self._num_running += 1
+        if self._is_over:  # dropped meanwhile
+            generation.cancel()
 
     async def events(
         self, heartbeat_s: float | None = None, pace: AudioPace | None = None
@@ -129,6 +133,7 @@ class AnswerStream:
         self._end()
         for generation, _ in self._generations:
             await generation.aclose()
+        self._generations.clear()  # they refer to this stream
 
     def drop(self, num_bytes: int) -> None:
         """Ends all generations, even if the reader asks for no further event; the next one is an error."""
@@ -145,6 +150,7 @@ class AnswerStream:
 
     def _end(self) -> None:
         self._is_over = True
+        self._one_by_one.clear()  # the media in them must not wait for the garbage collector
         self._items.clear()
         self._state.unsent.remove(self)
         for generation, answer in self._generations:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeVar
 
 from omni_server.api.config import ApiConfig
-from omni_server.api.limits import MemoryBudget
+from omni_server.api.memory_budget import MemoryBudget
 from omni_server.api.schemas import (
     AudioUrlContent,
     ImageUrlContent,

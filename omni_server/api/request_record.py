@@ -92,6 +92,8 @@ class AnswerRecord:
 
     def take(self, event: OmniEvent | Exception) -> None:
         """Called for each event and for a failure: must be fast."""
+        if self.outcome != "running":
+            return
         match event:
             case TextDelta():
                 if self.first_text_s is None and event.token_ids:

@@ -1,9 +1,9 @@
 """Checks whether a checkpoint's folder, found by `resolve_model_folder`, is complete, undamaged, and matches
 its config.json. Of weights, it reads the headers of their files: names, types and shapes.
 
-`serve` checks for damage at startup, and again if an engine does not start, to see whether files are the
-cause: for damaged files vLLM prints hundreds of lines, the last of which names neither the file nor the
-reason.
+`serve`, `verify` and `Omni` check for damage before they start, and again if an engine does not start, to see
+whether files are the cause: for damaged files vLLM prints hundreds of lines, the last of which names neither the
+file nor the reason.
 """
 
 from collections.abc import Iterator, Mapping

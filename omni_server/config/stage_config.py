@@ -135,7 +135,9 @@ class StageConfig(FrozenModel):
         whole = find_family(self.model_family).pipeline
         roles = [stage.model_stage for stage in self.stages.values()]
         for name, stage in self.stages.items():
-            spec = whole.stages[stage.model_stage]
+            spec = whole.stages.get(stage.model_stage)
+            if spec is None:
+                raise ValueError(f"stages.{name}: {self.model_family} has no {stage.model_stage}")
             if roles.count(stage.model_stage) > 1:
                 raise ValueError(f"stages.{name}: another stage runs the {stage.model_stage}, too")
             if spec.engine != stage.engine:

@@ -1,6 +1,5 @@
-"""vLLM's client of an engine, as our stages use it. Rows, predicted codes and events are removed before vLLM sees
-an output, engine errors become ours, and the resources of a dead engine in this
-process are released."""
+"""vLLM's client of an engine, as our stages use it. Rows, predicted codes and events are removed before vLLM
+sees an output, engine errors become ours, and the resources of a dead engine in this process are released."""
 
 import asyncio
 import logging

@@ -40,7 +40,7 @@ class _Caller:
     num_open: int = 0
     next: int = 0
     next_after_begun: int = 0
-    """The number that follows the greatest which has begun: a request that never began costs no ticket."""
+    """The number that follows the greatest which has begun: one that never began does not count."""
 
 
 class FairShareQueue:

@@ -137,17 +137,20 @@ class RequestRun:
         if self._is_closed:
             return
         self._is_closed = True
-        self.ticket.end()
-        for handle in tuple(self._bound):
-            self.leave(handle)
-        for call in self.on_close:
-            call()
-        # These refer to the request. A prompt with its media must not wait for the garbage collector.
-        self._tasks.clear()
-        self.on_close.clear()
-        if self._on_end is not None:
-            self._on_end(self.request_id)
-            self._deliver(self._last_event)
+        try:
+            self.ticket.end()
+            for handle in tuple(self._bound):
+                self.leave(handle)
+            for call in self.on_close:
+                call()
+            # These refer to the request. A prompt with its media must not wait for the garbage collector.
+            self._tasks.clear()
+            self.on_close.clear()
+            if self._on_end is not None:
+                self._on_end(self.request_id)
+        finally:  # the reader waits for it
+            if self._task is not None:
+                self._deliver(self._last_event)
 
     async def _run(
         self, deadline_s: float, *, is_logged: bool, on_corrupt: Callable[[CorruptDataError], object]

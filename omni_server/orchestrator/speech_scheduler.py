@@ -362,14 +362,14 @@ class SpeechScheduler:
         self.recent_frames.clear()
 
     @contextmanager
-    def stream(self, buffer: PlayoutClock) -> Iterator[None]:
-        """Counts the stream of `buffer` as active while the block runs."""
+    def stream(self, playout: PlayoutClock) -> Iterator[None]:
+        """Counts the stream of `playout` as active while the block runs."""
         self._num_open += 1
         try:
             yield
         finally:
             self._num_open -= 1
-            buffer.close()
+            playout.close()
 
     @property
     def num_streams(self) -> int:

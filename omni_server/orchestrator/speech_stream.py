@@ -50,22 +50,22 @@ class SpeechStream:
         self._num_windows = 0
         self._num_samples = 0  # of all windows up to now
         self._held: list[AudioDelta] | None = []  # until playback may begin; None after that
-        self._buffer = PlayoutClock(self.scheduler, self._release, self.caller)
+        self._playout = PlayoutClock(self.scheduler, self._release, self.caller)
 
     def push(self, frames: Sequence[Frame]) -> None:
         """Adds frames of codec tokens. Like `finish`, raises `CorruptDataError` if the edge does not cut them
         into consecutive windows."""
         self._num_frames += len(frames)
-        self._buffer.push(len(frames))
+        self._playout.push(len(frames))
         if not self._num_windows:
-            self._buffer.ramp = ramp = self.scheduler.ramp()
+            self._playout.ramp = ramp = self.scheduler.ramp()
             if ramp is not None:
                 self.edge.use_ramp(ramp.new_blocks)
         self._take(self.edge.push(frames))
 
     def finish(self) -> None:
         """Marks the end of the frames; there may have been none."""
-        self._buffer.finish()
+        self._playout.finish()
         self._take(self.edge.finish())
         num_samples = self.layout.first_sample(self._num_frames)
         if self._num_samples != num_samples:
@@ -90,7 +90,7 @@ class SpeechStream:
         """Raises a group of `StageError` (`CorruptDataError` for audio that cannot be right) or
         `StageDeadError` if the decoder fails. Cancellation or a failure aborts the windows that are in the
         decoder."""
-        with self.scheduler.stream(self._buffer):
+        with self.scheduler.stream(self._playout):
             async with self.decoder.life.needed(), asyncio.TaskGroup() as group:
                 group.create_task(self._send(group))
                 group.create_task(self._collect())
@@ -99,8 +99,8 @@ class SpeechStream:
         number = 0
         while (window := await self._unsent.get()) is not None:
             await self._outstanding.acquire()
-            await self.scheduler.limiter.enter(self._buffer.next_due)
-            priority = self.scheduler.priority(self._buffer.window_sent())
+            await self.scheduler.limiter.enter(self._playout.next_due)
+            priority = self.scheduler.priority(self._playout.window_sent())
             self.timeline.mark_window_sent(self.decoder.stage)
             task = group.create_task(self._compute(f"{self.request_id}-{number}", window, priority))
             # Not in the task's own `finally`: a task cancelled before its first step never reaches it.
@@ -131,7 +131,7 @@ class SpeechStream:
         while (item := await self._sent.get()) is not None:
             window, task = item
             samples = await task
-            self._buffer.window_completed(window.num_computed)
+            self._playout.window_completed(window.num_computed)
             self.timeline.mark_window_computed(self.decoder.stage)
             delta = AudioDelta(window.first_sample, samples)
             if self._held is None:

@@ -12,7 +12,7 @@ import pytest
 
 from omni_server.engine import cancellation
 from omni_server.errors import ConfigError
-from omni_server.generation import Generation
+from omni_server.generation import Deliver, Generation
 from omni_server.omni import AsyncOmni
 from omni_server.types import ChatMessage, OmniRequest, TextPart
 from tests.integration.live import LiveOmni, demo_config, queue_files, written
@@ -101,9 +101,11 @@ async def test_an_engine_that_dies_in_the_first_request_ends_the_start(
     files = queue_files()
     submit = AsyncOmni.submit
 
-    async def kill_and_submit(omni: AsyncOmni, request: OmniRequest, through: None) -> Generation:
+    async def kill_and_submit(
+        omni: AsyncOmni, request: OmniRequest, deliver: Deliver, pinned_engine: None
+    ) -> Generation:
         os.kill(omni.engine_pids()["talker"], signal.SIGKILL)
-        return await submit(omni, request, through)
+        return await submit(omni, request, deliver, pinned_engine)
 
     monkeypatch.setattr(AsyncOmni, "submit", kill_and_submit)
     expected = r"stage 'talker' has died: its engine process was killed \(SIGKILL\)"

@@ -37,7 +37,7 @@ def config_of(**speaker: object) -> StageConfig:
 
 def test_the_decoder_gets_all_codes_and_the_stage_samples_one_per_frame() -> None:
     config = config_of()
-    assert (config.num_codebooks, config.frames.num_sampled) == (NUM_CODEBOOKS, 1)
+    assert (config.frames.num_codebooks, config.frames.num_sampled) == (NUM_CODEBOOKS, 1)
     model = cast(FamilyModel, SimpleNamespace(codec=SpeechModel.codec))
     check_longest_window(config, model)
     short = config.model_copy(

@@ -85,8 +85,8 @@ class _SolverGraphs:
         self._replay = {size: self._recorded(size) for size in reversed(sizes)}
 
     def bucket(self, num_blocks: int) -> int:
-        """The smallest graph size that fits `num_blocks`, or `num_blocks` itself if none does."""
-        return next((size for size in self.sizes if size >= num_blocks), num_blocks)
+        """The smallest graph size that fits `num_blocks`, of which a step has at most `sizes[-1]`."""
+        return next(size for size in self.sizes if size >= num_blocks)
 
     def solve(self, packed: PackedWindows, bias: torch.Tensor) -> torch.Tensor:
         """The state at time 1, float32 [blocks, frames, mel_dim], in a new tensor."""

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from omni_server.api.limits import MemoryBudget
+from omni_server.api.memory_budget import MemoryBudget
 from omni_server.errors import OverloadedError
 
 

@@ -1,4 +1,4 @@
-"""`omni-server check` of machines: other programs on their GPUs, too little memory, ports in use."""
+"""`omni-server check` of machines: other programs on their GPUs, too little memory."""
 
 import platform
 import re

@@ -46,12 +46,6 @@ def test_a_token_without_a_slot_leaves_the_cache_alone(attention: DecodeAttentio
     check(step, attention)
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(5, 2, 32), (4, 2, 48), (4, 2, 16)])
-def test_shapes_that_it_cannot_do_are_refused(heads: int, kv_heads: int, dim: int) -> None:
-    with pytest.raises(ValueError, match="no kernel"):
-        Sizes(heads, kv_heads, dim, (dim // 2, 0, 0)).kernel("cpu")
-
-
 def test_queries_and_keys_of_a_prompt_are_turned_in_place_and_values_stay() -> None:
     """Rows may be parts of longer ones."""
     step = Step(SIZES, [5] * 9)
@@ -62,9 +56,3 @@ def test_queries_and_keys_of_a_prompt_are_turned_in_place_and_values_stay() -> N
     RopeInPlace(SIZES.heads + SIZES.kv_heads, SIZES.dim, SIZES.sections)(part, step.positions, step.cos_sin)
     torch.testing.assert_close(part.double(), expected, atol=2e-6, rtol=2e-6)
     assert (whole[:, -7:] == 5).all()
-
-
-@pytest.mark.parametrize(("dim", "sections"), [(48, (8, 8, 8)), (32, (4, 6, 5))])
-def test_shapes_that_cannot_be_turned_are_refused(dim: int, sections: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="no kernel"):
-        RopeInPlace(8, dim, sections)
