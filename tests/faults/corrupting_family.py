@@ -48,6 +48,13 @@ def ordered(place: str) -> str | None:
 
 
 class CorruptingQwen3(Qwen3OmniFamily):
+    pipeline = replace(
+        FAMILY.pipeline,
+        edges=(
+            FAMILY.pipeline.edges[0],
+            replace(FAMILY.pipeline.edges[1], function=f"{__name__}:SpoiledWindows"),
+        ),
+    )
     engine_modules = (*Qwen3OmniFamily.engine_modules, MODELS)
 
     def open(self, model_dir: Path) -> Qwen3OmniModel:

@@ -53,7 +53,6 @@ def server(
     folder = tmp_path_factory.mktemp("corrupting")
     config = yaml.safe_load((ROOT / QWEN3_OMNI.stage_config).read_text())
     config["model_family"] = "tests.faults.corrupting_family:qwen3_omni"
-    config["edges"][1]["function"] = "tests.faults.corrupting_family:SpoiledWindows"
     for stage in config["stages"].values():
         stage["engine_args"]["worker_extension_cls"] = "tests.faults.corrupting_engine_side.WorkerExtension"
     config["supervision"] = {"max_restarts": 0}

@@ -15,8 +15,6 @@ def test_the_queues_take_the_shared_memory_that_was_reckoned(server: ServerProce
         "omni_server.cli.main",
         "check",
         str(checkpoint),
-        "--port",
-        "0",
         "--json",
     ]
     finished = subprocess.run(
