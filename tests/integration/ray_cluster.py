@@ -15,6 +15,8 @@ os.environ.update(
     # A machine that is busy with other tests takes half a minute.
     RAY_raylet_start_wait_time_s="180",
     RAY_gcs_server_request_timeout_seconds="120",
+    # Ray's default is 15: beside other tests, a pipeline would take five minutes to start.
+    RAY_worker_niceness="0",
 )
 
 import ray
