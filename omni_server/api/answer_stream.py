@@ -26,8 +26,8 @@ Shorten = Callable[[OmniRequest], OmniRequest | None]
 
 
 class AnswerStream:
-    """One answer: one generation in total, or one per choice, passage of a text or piece of a recording. Each is
-    counted, logged and traced when it ends. Must be closed."""
+    """One answer: one generation in total, or one per choice, passage of a text or piece of a recording. Each
+    is counted, logged and traced when it ends. Must be closed."""
 
     def __init__(
         self,
@@ -38,9 +38,10 @@ class AnswerStream:
         one_by_one: Sequence[OmniRequest] = (),
         input_param: str = "messages",
     ) -> None:
-        """`one_by_one` are requests that `events` submits, one after another. For speech, each ends long before
-        a listener has heard all of it, or the limit `ApiConfig.max_audio_ahead_s` earlier. `input_param` is the
-        request field that their prompts come from; prompt errors name it. `name` identifies it in the log."""
+        """`one_by_one` are requests that `events` submits, one after another. For speech, each ends long
+        before a listener has heard all of it, or the limit `ApiConfig.max_audio_ahead_s` earlier.
+        `input_param` is the request field of their prompts, for errors. `name` identifies the answer in the
+        log."""
         self._generator = generator
         """Not looked up again: a draining server still completes started answers."""
         self._state = state
@@ -60,8 +61,8 @@ class AnswerStream:
         """Generations whose text or speech reached its stage's token limit."""
 
     async def submit(self, request: OmniRequest, shorten: Shorten = lambda _: None) -> None:
-        """Adds a generation. Retries a prompt that is too long with what `shorten` returns, until that is None.
-        All attempts count as one answer in log and metrics. Raises what `Generator.submit` raises."""
+        """Adds a generation. Retries a prompt that is too long with what `shorten` returns, until that is
+        None. All attempts count as one answer in log and metrics. Raises what `Generator.submit` raises."""
         record = current_request()
         if record is not None:
             request = replace(request, caller=record.caller)
