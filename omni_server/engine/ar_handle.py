@@ -65,8 +65,9 @@ class ArHandle(EngineHandle):
 
     def detach(self, reason: str) -> BuiltEngine | None:
         self.metrics.reported(num_running=0, num_waiting=0, kv_cache_usage=0.0)
-        self._grammars.end()
-        return super().detach(reason)
+        built = super().detach(reason)
+        self._grammars.end()  # last: a check that is about to begin finds no engine
+        return built
 
     def end_blocks(self) -> int:
         num_blocks = 0 if self._output_ledger is None else self._output_ledger.producer_died()

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -147,9 +148,15 @@ async def test_who_waits_too_long_for_a_place_is_told_that_the_server_is_busy(
 ) -> None:
     monkeypatch.setattr(grammar_check, "NUM_PLACES", 1)
     monkeypatch.setattr(grammar_check, "QUEUE_TIMEOUT_S", 0.01)
-    check = GrammarCheck(lambda: config)
+    starts = threading.Event()
+
+    def config_at_a_start() -> VllmConfig:
+        starts.set()
+        return config
+
+    check = GrammarCheck(config_at_a_start)
     first = asyncio.create_task(check.check(ENDLESS))
-    await asyncio.sleep(0)
+    await asyncio.to_thread(starts.wait)  # from now on, the end waits for the program's start
     with pytest.raises(OverloadedError):
         await check.check(ORDINARY)
     first.cancel()
