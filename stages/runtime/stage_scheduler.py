@@ -47,9 +47,9 @@ from stages.runtime.stage_outputs import (
 from stages.runtime.stage_step import StageStep, TakenSlot, attach_step, open_queue, open_queues, stage_config
 
 PROMPT_DELAY_S, MAX_PROMPT_DELAY_S = (0.012, 0.048) if current_platform.is_cpu() else (0.002, 0.008)
-"""For the prompts of a stage that is not fed. They arrive from the server, which prepares them one by one: in 5 to
-9 ms each where it shares two cores with the engines. There, four callers at once whose first prompt is computed
-alone cost the decoder 10 % more CPU time, because their windows stay apart."""
+"""For the prompts of a stage that is not fed. They arrive from the server, which prepares them one by one, and on
+two cores takes 5 to 9 ms for each. If the first of four simultaneous prompts is computed alone, its windows are
+decoded apart from then on, for 10 % more CPU time."""
 
 COMPILE_NICENESS = 10
 """Gives a tenth of the engine's share of a contended core. With much less, a thread that holds the
