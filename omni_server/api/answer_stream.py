@@ -5,12 +5,13 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from omni_server.api.access_log import log_session_answer
 from omni_server.api.audio_pace import AudioPace
+from omni_server.api.messages import without_oldest
 from omni_server.api.request_record import AnswerRecord, RequestRecord, current_request
 from omni_server.api.state import ServerState
 from omni_server.api.unsent import size_of
@@ -22,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 ChoiceEvent = tuple[int, OmniEvent]
 """Index of the generation, and its event."""
-Shorten = Callable[[OmniRequest], OmniRequest | None]
 
 
 class AnswerStream:
@@ -60,9 +60,9 @@ class AnswerStream:
         self.num_cut_short = 0
         """Generations whose text or speech reached its stage's token limit."""
 
-    async def submit(self, request: OmniRequest, shorten: Shorten = lambda _: None) -> None:
-        """Adds a generation. Retries a prompt that is too long with what `shorten` returns, until that is
-        None. All attempts count as one answer in log and metrics. Raises what `Generator.submit` raises."""
+    async def submit(self, request: OmniRequest, *, truncates: bool = False) -> None:
+        """Adds a generation. With `truncates`, retries a prompt that is too long without its oldest messages.
+        All attempts count as one answer in log and metrics. Raises what `Generator.submit` raises."""
         record = current_request()
         if record is not None:
             request = replace(request, caller=record.caller)
@@ -77,14 +77,15 @@ class AnswerStream:
 
         try:
             while True:
+                shorter = without_oldest(request.messages) if truncates else None
+                request = replace(request, can_be_shortened=shorter is not None)
                 try:
                     generation = await self._generator.submit(request, deliver)
                     break
                 except InvalidRequestError as error:
-                    next_request = shorten(request) if error.code == "context_length_exceeded" else None
-                    if next_request is None:
+                    if error.code != "context_length_exceeded" or shorter is None:
                         raise
-                    request = next_request
+                    request = replace(request, messages=shorter)
                     answer.shortened(request)
         except Exception as error:
             answer.take(error)

@@ -7,7 +7,8 @@ from starlette.types import Lifespan
 
 from omni_server import __version__
 from omni_server.api.access import AccessMiddleware, ApiKeys, CorsHeaders, needs_key
-from omni_server.api.chat import chat_router
+from omni_server.api.answer_store import AnswerStore
+from omni_server.api.chat import ChatService, chat_router
 from omni_server.api.config import ApiConfig
 from omni_server.api.errors import install_error_handlers
 from omni_server.api.images.router import images_router
@@ -24,6 +25,7 @@ from omni_server.api.models import models_router
 from omni_server.api.openapi import install_openapi
 from omni_server.api.operations import health_router, metrics_router
 from omni_server.api.realtime.router import realtime_router
+from omni_server.api.responses.router import ResponsesService, responses_router
 from omni_server.api.speech import speech_router
 from omni_server.api.state import ServerState
 from omni_server.api.transcriptions import transcriptions_router
@@ -58,7 +60,10 @@ def create_app(state: ServerState, config: ApiConfig, lifespan: Lifespan[FastAPI
         lifespan=lifespan,
     )
     install_error_handlers(app)
-    app.include_router(chat_router(state, config, admission, media))
+    store = AnswerStore(config)
+    chats = ChatService(state, config, admission, media, store)
+    app.include_router(chat_router(chats))
+    app.include_router(responses_router(ResponsesService(state, config, chats, store)))
     app.include_router(speech_router(state, config))
     app.include_router(transcriptions_router(state, config, media))
     app.include_router(images_router(state, config, admission, media))

@@ -5,12 +5,13 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
-from functools import partial
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
 
+from omni_server.api.answer_store import AnswerStore
 from omni_server.api.answer_stream import AnswerStream
 from omni_server.api.chat_image import file_options, image_output, load_image_prompt, with_images
 from omni_server.api.config import ApiConfig
@@ -19,7 +20,7 @@ from omni_server.api.images.files import data_url
 from omni_server.api.images.parse import submit_images
 from omni_server.api.limits import Admission
 from omni_server.api.media_loader import MediaLoader
-from omni_server.api.messages import AudioHistory, load_messages
+from omni_server.api.messages import load_messages
 from omni_server.api.openapi import EXAMPLE_MODEL, GENERATION_ERRORS, event_stream, request_body
 from omni_server.api.parse import check_model, parse_chat_request
 from omni_server.api.render import (
@@ -30,13 +31,13 @@ from omni_server.api.render import (
     CollectedChoice,
     render_completion,
 )
-from omni_server.api.request_record import ANONYMOUS, current_request
 from omni_server.api.schemas import ChatCompletionRequest, NamedTool
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import KEEP_ALIVE, EventStreamResponse, until_disconnect
 from omni_server.api.usage import total_usage
 from omni_server.api.validation import read_json, validate
 from omni_server.audio.encode import StreamEncoder, encode
+from omni_server.audio.formats import AudioFormat
 from omni_server.types import (
     SAMPLE_RATE_HZ,
     AudioDelta,
@@ -46,20 +47,38 @@ from omni_server.types import (
     TextDelta,
     ToolCallDelta,
 )
-from omni_server.types.images import ImageDone, ImageProgress
+from omni_server.types.images import ImageDone, ImageOutput, ImageProgress
 
 _INLINE_SAMPLES = 10 * SAMPLE_RATE_HZ
 """Encoding audio up to this length takes less than a millisecond; a thread would add cost and delay."""
 
 
+@dataclass(frozen=True)
+class OpenedAnswer:
+    """An answer that the engines have begun."""
+
+    stream: AnswerStream
+    num_choices: int
+    model: ModelInfo
+    audio_format: AudioFormat | None
+    """None for an answer without speech."""
+    image: ImageOutput | None
+    """None unless the answer is an image."""
+
+
 class ChatService:
     def __init__(
-        self, state: ServerState, config: ApiConfig, admission: Admission, media: MediaLoader
+        self,
+        state: ServerState,
+        config: ApiConfig,
+        admission: Admission,
+        media: MediaLoader,
+        store: AnswerStore,
     ) -> None:
         self._state = state
         self._admission = admission
         self._config = config
-        self._history = AudioHistory(config.audio_history_ttl_s, config.audio_history_entries)
+        self._store = store
         self._media = media
 
     # Requests are refused only before the status of a stream is sent.
@@ -74,55 +93,69 @@ class ChatService:
 
     async def _answer_holding(self, body: object, held: AsyncExitStack) -> Response:
         """Adds what the answer holds to `held`; a stream takes it over."""
-        generator = self._state.require_generator()
-        request_id = f"chatcmpl-{uuid.uuid4().hex}"
-        request, model = validate(ChatCompletionRequest, body), generator.model_info
-        check_model(request.model, model)
-        image = image_output(request, model, self._config)
-        requests, audio_format = await parse_chat_request(
-            request, request_id, model, lambda hears_videos: self._load(request, model, held, hears_videos)
-        )
-        if image is not None:
-            requests = with_images(requests, image, model, self._config)
+        request, request_id = validate(ChatCompletionRequest, body), f"chatcmpl-{uuid.uuid4().hex}"
+        opened = await self.open(request, request_id, held)
         answer = Answer(
             id=request_id,
             created=int(time.time()),
-            model=model.name,
-            fingerprint=model.fingerprint,
-            audio_format=audio_format,
-            audio_id=f"audio_{uuid.uuid4().hex}" if audio_format is not None else None,
+            model=opened.model.name,
+            fingerprint=opened.model.fingerprint,
+            audio_format=opened.audio_format,
+            audio_id=f"audio_{uuid.uuid4().hex}" if opened.audio_format is not None else None,
             text_in_content=self._config.chat_text_in_content,
             include_usage=request.stream_options is not None and request.stream_options.include_usage is True,
-            image=None if image is None else file_options(request),
+            image=None if opened.image is None else file_options(request),
             call_finish_reason="stop" if isinstance(request.tool_choice, NamedTool) else "tool_calls",
         )
-        self._admission.enter_choices(len(requests))
+        if request.stream:
+            renderers = [
+                ChoiceRenderer(answer, index, may_call=request.tools is not None)
+                for index in range(opened.num_choices)
+            ]
+            return EventStreamResponse(
+                request_id, self._frames(opened.stream, answer, renderers), held=held.pop_all()
+            )
+        collected = [
+            CollectedChoice(with_logprobs=request.logprobs is True) for _ in range(opened.num_choices)
+        ]
+        return await self._complete(opened.stream, answer, collected)
+
+    async def open(
+        self,
+        request: ChatCompletionRequest,
+        request_id: str,
+        held: AsyncExitStack,
+        *,
+        truncates: bool = False,
+    ) -> OpenedAnswer:
+        """Checks the request and submits all choices. Adds what the answer holds to `held`. `truncates` as in
+        `AnswerStream.submit`."""
+        generator = self._state.require_generator()
+        model = generator.model_info
+        check_model(request.model, model)
+        image = image_output(request, model, self._config)
+        choices, audio_format = await parse_chat_request(
+            request, request_id, model, lambda hears_videos: self._load(request, model, held, hears_videos)
+        )
+        if image is not None:
+            choices = with_images(choices, image, model, self._config)
+        self._admission.enter_choices(len(choices))
         stream = AnswerStream(generator, self._state, request_id)
         held.push_async_callback(stream.aclose)
         if image is None:
-            for choice in requests:
-                await stream.submit(choice)
+            for choice in choices:
+                await stream.submit(choice, truncates=truncates)
         else:
-            await submit_images(stream, requests, {"image": "messages"})
-        if request.stream:
-            renderers = [
-                ChoiceRenderer(answer, index, may_call=choice.tools is not None)
-                for index, choice in enumerate(requests)
-            ]
-            return EventStreamResponse(
-                request_id, self._frames(stream, answer, renderers), held=held.pop_all()
-            )
-        collected = [CollectedChoice(with_logprobs=request.logprobs is True) for _ in requests]
-        return await self._complete(stream, answer, collected)
+            await submit_images(stream, choices, {"image": "messages"})
+        return OpenedAnswer(stream, len(choices), model, audio_format, image)
 
     async def _load(
         self, request: ChatCompletionRequest, model: ModelInfo, held: AsyncExitStack, hears_videos: bool
     ) -> tuple[ChatMessage, ...]:
         if model.only_generates_images:
             return await load_image_prompt(request, model, self._media, held)
-        find_transcript = partial(self._history.transcript, _caller())
         return await load_messages(
-            request.messages, model, self._media, find_transcript, hears_videos=hears_videos
+            request.messages, model, self._media, self._store, hears_videos=hears_videos
         )
 
     async def _complete(
@@ -173,9 +206,9 @@ class ChatService:
                     case ImageDone() if answer.image is not None:
                         yield await asyncio.to_thread(_rendered_image, renderer, event, answer.image)
                     case AudioDelta() if encoder is not None:
-                        yield await _rendered_audio(renderer, encoder, event.samples)
+                        yield renderer.audio(await encoded(encoder, event.samples))
                     case Finished():
-                        last_audio = await _last_audio(encoder) if encoder is not None else b""
+                        last_audio = await last_encoded(encoder) if encoder is not None else b""
                         expires_at = self._remember(answer, "".join(text))
                         reason = answer.finish_reason(event.finish_reason)
                         # Send the closing frames together: each piece costs a system call.
@@ -184,21 +217,13 @@ class ChatService:
 
     def _remember(self, answer: Answer, transcript: str) -> int:
         """Returns the Unix time at which the answer's `audio.id` expires, or 0 without audio."""
-        return self._history.add(_caller(), answer.audio_id, transcript) if answer.audio_id is not None else 0
+        return self._store.add(answer.audio_id, transcript.encode()) if answer.audio_id is not None else 0
 
 
-def _caller() -> str:
-    """The caller of the current request."""
-    record = current_request()
-    return ANONYMOUS if record is None else record.caller
-
-
-async def _rendered_audio(
-    renderer: ChoiceRenderer, encoder: StreamEncoder, samples: npt.NDArray[np.float32]
-) -> bytes:
+async def encoded(encoder: StreamEncoder, samples: npt.NDArray[np.float32]) -> bytes:
     if encoder.is_quick and len(samples) <= _INLINE_SAMPLES:
-        return renderer.audio(encoder.write(samples))
-    return await asyncio.to_thread(lambda: renderer.audio(encoder.write(samples)))
+        return encoder.write(samples)
+    return await asyncio.to_thread(encoder.write, samples)
 
 
 def _rendered_image(renderer: ChoiceRenderer, image: ImageDone, options: ImageOptions) -> bytes:
@@ -206,7 +231,7 @@ def _rendered_image(renderer: ChoiceRenderer, image: ImageDone, options: ImageOp
     return renderer.image(data_url(image.pixels, options))
 
 
-async def _last_audio(encoder: StreamEncoder) -> bytes:
+async def last_encoded(encoder: StreamEncoder) -> bytes:
     return encoder.close() if encoder.is_quick else await asyncio.to_thread(encoder.close)
 
 
@@ -248,7 +273,7 @@ _EXAMPLES: dict[str, dict[str, object]] = {
 }
 
 
-def chat_router(state: ServerState, config: ApiConfig, admission: Admission, media: MediaLoader) -> APIRouter:
+def chat_router(chats: ChatService) -> APIRouter:
     router = APIRouter(tags=["chat"])
     router.post(
         "/v1/chat/completions",
@@ -263,5 +288,5 @@ def chat_router(state: ServerState, config: ApiConfig, admission: Admission, med
             **GENERATION_ERRORS,
         },
         openapi_extra=request_body(ChatCompletionRequest, _EXAMPLES),
-    )(ChatService(state, config, admission, media).create_chat_completion)
+    )(chats.create_chat_completion)
     return router

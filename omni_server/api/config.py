@@ -141,10 +141,12 @@ class ApiConfig:
 
     sse_keep_alive_s: float = 15.0
     """Idle streams send a keep-alive comment at this interval."""
-    audio_history_ttl_s: int = 3600
-    """How long later requests can refer to a spoken answer by its `audio.id`."""
-    audio_history_entries: int = 4096
-    """How many such answers are kept; the oldest is evicted first."""
+    answer_store_ttl_s: int = 3600
+    """How long later requests can refer to a spoken answer by its `audio.id`, to a stored response and to the
+    items of a response."""
+    answer_store_entries: int = 4096
+    answer_store_bytes: int = 64 * 1024 * 1024
+    """How much is kept of all callers together; the oldest is evicted first."""
 
     realtime_max_sessions: int = 256
     """Open sessions; more get 503."""

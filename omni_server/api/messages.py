@@ -1,9 +1,9 @@
 """Converts a request's messages to the model's conversation; loads media and looks up spoken answers."""
 
-import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable
 
+from omni_server.api.answer_store import AnswerStore
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.schemas import MediaContent, Message, PastToolCall, RefusalContent, TextContent
 from omni_server.api.validation import missing_parameter, unsupported
@@ -26,38 +26,11 @@ _MEDIA_KINDS: dict[str, MediaKind] = {
 }
 
 
-class AudioHistory:
-    """Transcripts of earlier answers by `audio.id`, in this process only. The audio itself is not kept: past
-    turns enter the prompt as text."""
-
-    def __init__(self, ttl_s: int, max_entries: int) -> None:
-        self._ttl_s = ttl_s
-        self._max_entries = max_entries
-        self._entries: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
-
-    def add(self, caller: str, audio_id: str, transcript: str) -> int:
-        """Stores a transcript; returns the Unix time at which it expires."""
-        expires_at = int(time.time()) + self._ttl_s
-        self._entries[caller, audio_id] = transcript, expires_at
-        while len(self._entries) > self._max_entries:
-            self._entries.popitem(last=False)
-        return expires_at
-
-    def transcript(self, caller: str, audio_id: str) -> str | None:
-        """Returns None if the id is unknown, expired or another caller's."""
-        transcript, expires_at = self._entries.get((caller, audio_id), (None, 0))
-        return transcript if expires_at > time.time() else None
-
-
-FindTranscript = Callable[[str], str | None]
-"""Looks up the caller's earlier answer by its `audio.id`; see `AudioHistory.transcript`."""
-
-
 async def load_messages(
     messages: list[Message],
     model: ModelInfo,
     media: MediaLoader,
-    find_transcript: FindTranscript,
+    store: AnswerStore,
     *,
     hears_videos: bool = False,
 ) -> tuple[ChatMessage, ...]:
@@ -68,10 +41,7 @@ async def load_messages(
     """
     _check_number(messages, model)
     _check_results(messages)
-    drafts = [
-        message_parts(message, f"messages[{index}]", find_transcript)
-        for index, message in enumerate(messages)
-    ]
+    drafts = [message_parts(message, f"messages[{index}]", store) for index, message in enumerate(messages)]
     kinds = media_kinds(part for draft in drafts for part in draft)
     if hears_videos:
         kinds += [("audio", param) for kind, param in kinds if kind == "video"]
@@ -84,6 +54,23 @@ async def load_messages(
         ]
         loaded.append(ChatMessage(_ROLES[message.role], tuple(content), _calls(message)))
     return tuple(loaded[index] for index in _in_order_of_calls(messages))
+
+
+def without_oldest(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...] | None:
+    """Drops about a quarter of a prompt that did not fit. None if only the last message is left.
+
+    Leading system messages stay.
+    """
+    kept = 0
+    while kept < len(messages) and messages[kept].role == "system":
+        kept += 1
+    num_others = len(messages) - kept
+    if num_others <= 1:
+        return None
+    rest = messages[kept + min(max(1, num_others // 4), num_others - 1) :]
+    while len(rest) > 1 and rest[0].role == "tool":  # the result of a dropped call
+        rest = rest[1:]
+    return messages[:kept] + rest
 
 
 def _check_number(messages: list[Message], model: ModelInfo) -> None:
@@ -145,13 +132,13 @@ def _in_order_of_calls(messages: list[Message]) -> list[int]:
 
 
 def message_parts(
-    message: Message, param: str, find_transcript: FindTranscript = lambda _: None
+    message: Message, param: str, store: AnswerStore | None = None
 ) -> list[tuple[TextPart | MediaContent, str]]:
     """The content parts, with media not yet loaded, each with its request field. `param` is that of the
     message. Raises `InvalidRequestError`."""
     match message.content:
         case None | "" if message.role == "assistant":
-            return [(TextPart(_spoken_or_refused(message, param, find_transcript)), param)]
+            return [(TextPart(_spoken_or_refused(message, param, store)), param)]
         case None:
             raise missing_parameter(f"{param}.content")
         case str(text):
@@ -178,11 +165,11 @@ def _draft_part(
     raise unsupported(f"Messages with the role '{message.role}' {cannot}.", f"{param}.type")
 
 
-def _spoken_or_refused(message: Message, param: str, find_transcript: FindTranscript) -> str:
+def _spoken_or_refused(message: Message, param: str, store: AnswerStore | None) -> str:
     """Text of an assistant message without content."""
     if message.audio is not None:
-        remembered = find_transcript(message.audio.id)
-        transcript = remembered if remembered is not None else message.audio.transcript
+        kept = store.find(message.audio.id) if store is not None else None
+        transcript = kept.decode() if kept is not None else message.audio.transcript
         if transcript is None:
             raise InvalidRequestError(
                 f"Audio '{message.audio.id[:64]}' was not found or has expired.",

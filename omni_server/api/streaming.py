@@ -57,7 +57,7 @@ async def until_disconnect(work: Coroutine[Any, Any, Result], receive: Receive) 
 
 def frame(data: BaseModel) -> bytes:
     """Renders one server-sent event on one line. Omits unset fields."""
-    return b"data: " + _on_one_line(data.model_dump_json(exclude_unset=True)) + b"\n\n"
+    return b"data: " + _on_one_line(data.model_dump_json(by_alias=True, exclude_unset=True)) + b"\n\n"
 
 
 def named_frame(event: str, data: BaseModel) -> bytes:

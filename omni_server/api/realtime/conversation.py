@@ -151,23 +151,6 @@ def messages_of(items: Sequence[Item], instructions: str, model: ModelInfo) -> t
     return tuple(messages)
 
 
-def without_oldest(messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...] | None:
-    """Drops about a quarter of a prompt that did not fit. None if only the last message is left.
-
-    Leading system messages stay.
-    """
-    kept = 0
-    while kept < len(messages) and messages[kept].role == "system":
-        kept += 1
-    num_others = len(messages) - kept
-    if num_others <= 1:
-        return None
-    rest = messages[kept + min(max(1, num_others // 4), num_others - 1) :]
-    while len(rest) > 1 and rest[0].role == "tool":  # the result of a dropped call
-        rest = rest[1:]
-    return messages[:kept] + rest
-
-
 def _message(item: Item, room: dict[MediaKind, int]) -> ChatMessage:
     """`room`: recordings and images that the prompt may still hold; those of `item` are deducted."""
     match item:

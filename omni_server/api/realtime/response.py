@@ -5,7 +5,7 @@ import base64
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from omni_server.api.answer_stream import AnswerStream
 from omni_server.api.errors import logged, unexpected_error
 from omni_server.api.realtime.audio_format import OutputEncoder
-from omni_server.api.realtime.conversation import Conversation, without_oldest
+from omni_server.api.realtime.conversation import Conversation
 from omni_server.api.realtime.items import AnswerText, AssistantItem, CallItem, Item, ItemStatus, SpokenAudio
 from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.server_events import (
@@ -74,16 +74,8 @@ class ResponsePlan:
             speech=speech,
             sampling=text_sampling(sampling, model),
             tools=tool_use(self.config),
-            can_be_shortened=self._shorter(self.messages) is not None,
             max_tokens_param="response.max_output_tokens",
         )
-
-    def shortened(self, request: OmniRequest) -> OmniRequest | None:
-        """Drops the oldest turns. Returns None if only the last is left or `truncation` is "disabled"."""
-        messages = self._shorter(request.messages)
-        if messages is None:
-            return None
-        return replace(request, messages=messages, can_be_shortened=self._shorter(messages) is not None)
 
     def resource(self, status: FinalStatus | Literal["in_progress"] = "in_progress") -> RealtimeResponse:
         output = self.config.audio.output.model_dump(include={"format", "voice"})
@@ -100,9 +92,6 @@ class ResponsePlan:
             usage=None,
             metadata=dict(self.metadata) if self.metadata is not None else None,
         )
-
-    def _shorter(self, messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...] | None:
-        return None if self.config.truncation == "disabled" else without_oldest(messages)
 
 
 class ResponseRun:
@@ -150,7 +139,7 @@ class ResponseRun:
         generator = self._state.require_generator()
         request = self._plan.request(generator.model_info)
         async with aclosing(AnswerStream(generator, self._state, self.id)) as answer:
-            await answer.submit(request, self._plan.shortened)
+            await answer.submit(request, truncates=self._plan.config.truncation != "disabled")
             if request.tools is None:
                 self._writer.open_message()
             async with aclosing(answer.events(pace=self._state.audio_pace())) as stream:

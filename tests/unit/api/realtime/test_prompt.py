@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from omni_server.api.realtime.conversation import messages_of, without_oldest
+from omni_server.api.messages import without_oldest
+from omni_server.api.realtime.conversation import messages_of
 from omni_server.api.realtime.items import (
     AssistantItem,
     CallItem,

@@ -1,0 +1,283 @@
+"""Builds a response and the events that describe how it grows, in OpenAI's order."""
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+
+from openai.types.responses import (
+    FunctionTool,
+    Response,
+    ResponseAudioDeltaEvent,
+    ResponseAudioDoneEvent,
+    ResponseCompletedEvent,
+    ResponseContentPartAddedEvent,
+    ResponseContentPartDoneEvent,
+    ResponseCreatedEvent,
+    ResponseFailedEvent,
+    ResponseFunctionCallArgumentsDeltaEvent,
+    ResponseFunctionCallArgumentsDoneEvent,
+    ResponseFunctionToolCall,
+    ResponseIncompleteEvent,
+    ResponseInProgressEvent,
+    ResponseOutputItemAddedEvent,
+    ResponseOutputItemDoneEvent,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseTextDeltaEvent,
+    ResponseTextDoneEvent,
+    ResponseUsage,
+    ToolChoiceAllowed,
+    ToolChoiceFunction,
+    ToolChoiceOptions,
+)
+from openai.types.responses.response import IncompleteDetails
+from openai.types.responses.response_error import ResponseError
+from openai.types.responses.response_output_text import Logprob
+from openai.types.responses.response_status import ResponseStatus
+from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
+from pydantic import BaseModel
+
+from omni_server.api.render import choice_logprobs
+from omni_server.api.responses.schemas import ResponsesRequest
+from omni_server.audio.base64_stream import Base64Stream
+from omni_server.audio.formats import AudioFormat
+from omni_server.errors import OmniError
+from omni_server.types import Finished, OmniEvent, SampledToken, TextDelta, ToolCallDelta, Usage
+
+_ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "previous_response_id",
+    "temperature",
+    "top_logprobs",
+    "top_p",
+)
+
+Event = tuple[str, BaseModel]
+"""Its type, and the event."""
+
+
+class SpokenAudio(BaseModel):
+    """Extension: the speech of an answer that is not streamed; its transcript is the text."""
+
+    data: str
+    """Base64."""
+    format: AudioFormat
+
+
+class ResponseObject(Response):
+    """What this server sends of OpenAI's `Response`, for OpenAPI."""
+
+    output: list[ResponseOutputMessage | ResponseFunctionToolCall]  # type: ignore[assignment]
+    tools: list[FunctionTool]  # type: ignore[assignment]
+    tool_choice: ToolChoiceOptions | ToolChoiceFunction | ToolChoiceAllowed
+    instructions: str | None
+    store: bool
+    audio: SpokenAudio | None = None
+
+
+class StreamEvent(BaseModel):
+    """One of `openai.types.responses.ResponseStreamEvent`."""
+
+    type: str
+    sequence_number: int
+
+
+def new_response(id: str, model: str, request: ResponsesRequest) -> Response:
+    asked = request.model_dump(by_alias=True)
+    return Response.model_validate(
+        {
+            **{name: asked[name] for name in _ECHOED},
+            "id": id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "completed_at": None,
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "metadata": asked["metadata"] or {},
+            "model": model,
+            "output": [],
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "reasoning": None,
+            "text": asked["text"] or {"format": {"type": "text"}},
+            "tool_choice": asked["tool_choice"] or "auto",
+            "tools": asked["tools"] or [],
+            "truncation": request.truncation or "disabled",
+            "usage": None,
+            "background": False,
+            "store": request.store is True,
+        }
+    )
+
+
+class ResponseWriter:
+    """Changes `response` with each event of the answer. Events refer to it: render each before the next."""
+
+    def __init__(self, response: Response, *, with_logprobs: bool) -> None:
+        self.response = response
+        self._with_logprobs = with_logprobs
+        self._sequence_number = -1
+        self._is_open = False
+        """The last item of the output is being written."""
+        self._pieces: list[str] = []
+        """Text or arguments of the open item."""
+        self._logprobs: list[Logprob] = []
+        self._base64 = Base64Stream()
+
+    def opening(self) -> Iterator[Event]:
+        yield self._event(ResponseCreatedEvent, "response.created", response=self.response)
+        yield self._event(ResponseInProgressEvent, "response.in_progress", response=self.response)
+
+    def take(self, event: OmniEvent) -> Iterator[Event]:
+        match event:
+            case TextDelta(text=text, logprobs=tokens):
+                if text or tokens:
+                    yield from self._open_message()
+                    yield self._text_delta(text, tokens)
+            case ToolCallDelta(call_id=call_id, name=name):
+                if call_id is not None and name is not None:
+                    yield from self._close("completed")
+                    yield from self._open(
+                        ResponseFunctionToolCall(
+                            id=_new_id("fc"),
+                            type="function_call",
+                            status="in_progress",
+                            call_id=call_id,
+                            name=name,
+                            arguments="",
+                        )
+                    )
+                self._pieces.append(event.arguments)
+                yield self._item_event(
+                    ResponseFunctionCallArgumentsDeltaEvent,
+                    "response.function_call_arguments.delta",
+                    delta=event.arguments,
+                )
+            case Finished(finish_reason=reason, usage=usage):
+                yield from self._finish(usage, is_cut=reason == "length")
+
+    def audio(self, data: bytes, *, is_last: bool = False) -> Iterator[Event]:
+        encoded = self._base64.push(data) + (self._base64.flush() if is_last else "")
+        if encoded:
+            yield self._event(ResponseAudioDeltaEvent, "response.audio.delta", delta=encoded)
+        if is_last:
+            yield self._event(ResponseAudioDoneEvent, "response.audio.done")
+
+    def failed(self, error: OmniError) -> Event:
+        code = "server_error" if error.status >= 500 else "invalid_prompt"
+        self.response.status = "failed"
+        self.response.error = ResponseError(code=code, message=error.message)
+        return self._event(ResponseFailedEvent, "response.failed", response=self.response)
+
+    def _finish(self, usage: Usage, *, is_cut: bool) -> Iterator[Event]:
+        status: ResponseStatus = "incomplete" if is_cut else "completed"
+        if not self.response.output:
+            yield from self._open_message()
+        yield from self._close(status)
+        self.response.status = status
+        self.response.completed_at = None if is_cut else int(time.time())
+        self.response.usage = _usage(usage)
+        if is_cut:
+            self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
+            yield self._event(ResponseIncompleteEvent, "response.incomplete", response=self.response)
+        else:
+            yield self._event(ResponseCompletedEvent, "response.completed", response=self.response)
+
+    def _open_message(self) -> Iterator[Event]:
+        if self._is_open and isinstance(self.response.output[-1], ResponseOutputMessage):
+            return
+        yield from self._close("completed")
+        message = ResponseOutputMessage(
+            id=_new_id("msg"), type="message", role="assistant", status="in_progress", content=[]
+        )
+        yield from self._open(message)
+        part = ResponseOutputText(type="output_text", text="", annotations=[], logprobs=[])
+        message.content.append(part)
+        yield self._part_event(ResponseContentPartAddedEvent, "response.content_part.added", part=part)
+
+    def _open(self, item: ResponseOutputMessage | ResponseFunctionToolCall) -> Iterator[Event]:
+        self._is_open, self._pieces, self._logprobs = True, [], []
+        self.response.output.append(item)
+        yield self._event(
+            ResponseOutputItemAddedEvent, "response.output_item.added", item=item, **self._position()
+        )
+
+    def _text_delta(self, text: str, tokens: Sequence[SampledToken]) -> Event:
+        self._pieces.append(text)
+        logprobs = _logprobs(tokens) if self._with_logprobs else []
+        self._logprobs += logprobs
+        return self._part_event(
+            ResponseTextDeltaEvent,
+            "response.output_text.delta",
+            delta=text,
+            logprobs=[token.model_dump() for token in logprobs],
+        )
+
+    def _close(self, status: ResponseStatus) -> Iterator[Event]:
+        if not self._is_open:
+            return
+        self._is_open = False
+        item, text = self.response.output[-1], "".join(self._pieces)
+        match item:
+            case ResponseFunctionToolCall():
+                item.arguments = text
+                yield self._item_event(
+                    ResponseFunctionCallArgumentsDoneEvent,
+                    "response.function_call_arguments.done",
+                    arguments=text,
+                    name=item.name,
+                )
+            case ResponseOutputMessage():
+                part = ResponseOutputText(
+                    type="output_text", text=text, annotations=[], logprobs=self._logprobs
+                )
+                item.content = [part]
+                yield self._part_event(
+                    ResponseTextDoneEvent,
+                    "response.output_text.done",
+                    text=text,
+                    logprobs=[token.model_dump() for token in self._logprobs],
+                )
+                yield self._part_event(ResponseContentPartDoneEvent, "response.content_part.done", part=part)
+        item.status = "incomplete" if status == "incomplete" else "completed"
+        yield self._event(
+            ResponseOutputItemDoneEvent, "response.output_item.done", item=item, **self._position()
+        )
+
+    def _position(self) -> dict[str, object]:
+        return {"output_index": len(self.response.output) - 1}
+
+    def _item_event(self, kind: type[BaseModel], type: str, **fields: object) -> Event:
+        item_id = self.response.output[-1].id
+        return self._event(kind, type, item_id=item_id, **self._position(), **fields)
+
+    def _part_event(self, kind: type[BaseModel], type: str, **fields: object) -> Event:
+        return self._item_event(kind, type, content_index=0, **fields)
+
+    def _event(self, kind: type[BaseModel], type: str, **fields: object) -> Event:
+        self._sequence_number += 1
+        return type, kind.model_validate({"type": type, "sequence_number": self._sequence_number, **fields})
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def _logprobs(tokens: Sequence[SampledToken]) -> list[Logprob]:
+    shown = choice_logprobs(tokens).model_dump()["content"]
+    for token in shown:
+        for each in (token, *token["top_logprobs"]):
+            each["bytes"] = each["bytes"] or []
+    return [Logprob.model_validate(token) for token in shown]
+
+
+def _usage(usage: Usage) -> ResponseUsage:
+    output_tokens = usage.text_tokens + usage.codec_tokens
+    return ResponseUsage(
+        input_tokens=usage.prompt.total,
+        input_tokens_details=InputTokensDetails(cached_tokens=usage.prompt.cached, cache_write_tokens=0),
+        output_tokens=output_tokens,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
+        total_tokens=usage.prompt.total + output_tokens,
+    )
