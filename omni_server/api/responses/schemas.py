@@ -55,6 +55,8 @@ class Reasoning(TolerantModel):
 
 
 def _item_kind(item: object) -> object:
+    if isinstance(item, InputMessage | FunctionCall | FunctionCallOutput | ItemReference | Reasoning):
+        return item.type
     if not isinstance(item, dict):
         return "message"  # refused as one
     is_reference = "id" in item and "role" not in item

@@ -6,7 +6,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ Agent = Callable[[str, str, str, str], dict[str, Any]]
 
 @pytest.fixture(scope="session")
 def environments() -> Path:
-    """The folder of the consumers' virtual environments, made the first time."""
+    """The folder of the consumers' environments, made the first time."""
     made = subprocess.run(
         [ROOT / "scripts" / "setup-consumers", sys.executable],
         stdin=subprocess.DEVNULL,
@@ -53,20 +53,25 @@ def agent(environments: Path, tmp_path_factory: pytest.TempPathFactory) -> Agent
             services,
             WAV,
         ]
-        finished = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PROGRAM_TIMEOUT_S,
-            env=outside_environment(),
-            check=False,
-        )
-        assert finished.returncode == 0, finished.stderr[-5000:]
-        report: dict[str, Any] = json.loads(finished.stdout)
-        return report
+        return report_of(command)
 
     return run
+
+
+def report_of(command: Sequence[str | Path]) -> dict[str, Any]:
+    """Runs a program outside of this environment; returns what it prints."""
+    finished = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_TIMEOUT_S,
+        env=outside_environment(),
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-5000:]
+    report: dict[str, Any] = json.loads(finished.stdout)
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
-"""The real API in a process of its own with a scripted model, which calls the first function that it is
-offered.
+"""The real API in a process of its own with a scripted model, which calls each function that it is offered
+once, one per answer.
 
     python -m tests.integration.consumers.scripted_server PORT
 
@@ -7,6 +7,7 @@ The demo model has random weights: it never calls a function of its own accord.
 """
 
 import asyncio
+import json
 import sys
 
 import numpy as np
@@ -27,9 +28,16 @@ class CallingGenerator(FakeGenerator):
 
 
 def _script(request: OmniRequest) -> list[ScriptEntry]:
-    if request.tools and request.messages[-1].role != "tool":
-        call = [ToolCallDelta(0, "call_1", "weather", '{"place":'), ToolCallDelta(0, None, None, ' "Oslo"}')]
-        return [TextDelta("", (1,)), *call, finished("tool_calls")]
+    called = {call.name for message in request.messages for call in message.tool_calls}
+    for tool in request.tools.tools if request.tools is not None else ():
+        if tool.name not in called:
+            fields = json.loads(tool.parameters).get("properties", {})
+            arguments = json.dumps(dict.fromkeys(fields, "Oslo"))
+            pieces = [ToolCallDelta(0, f"call_{len(called)}", tool.name, arguments[:9])]
+            pieces.append(ToolCallDelta(0, None, None, arguments[9:]))
+            return [TextDelta("", (1,)), *pieces, finished("tool_calls")]
+    if request.structured_output is not None:
+        return [TextDelta('{"city": ', (1,)), TextDelta('"Oslo"}', (2,)), finished()]
     script: list[ScriptEntry] = [TextDelta(ANSWER, (1,))]
     if request.speech is not None:
         tone = np.sin(np.arange(4800, dtype=np.float32) / 20) * np.float32(0.3)
