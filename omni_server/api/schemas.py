@@ -36,6 +36,12 @@ class TolerantModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
+class TypedModel(TolerantModel):
+    """A member of a union; `type` tells which."""
+
+    type: str
+
+
 _TYPE_ALIASES = {"input_text": "text", "output_text": "text", "input_image": "image_url"}
 _TYPES_BY_KEY = ("text", "input_audio", "image_url", "audio_url", "video_url")
 
@@ -44,7 +50,7 @@ def _canonical_type(declared: object) -> object:
     return _TYPE_ALIASES.get(declared, declared) if isinstance(declared, str) else declared
 
 
-class TextContent(TolerantModel):
+class TextContent(TypedModel):
     type: Annotated[
         Literal["text"],
         BeforeValidator(_canonical_type, json_schema_input_type=Literal["text", "input_text", "output_text"]),
@@ -52,7 +58,7 @@ class TextContent(TolerantModel):
     text: str
 
 
-class RefusalContent(TolerantModel):
+class RefusalContent(TypedModel):
     type: Literal["refusal"]
     refusal: str
 
@@ -67,7 +73,7 @@ class InputAudio(ExactModel):
     by their bytes."""
 
 
-class InputAudioContent(TolerantModel):
+class InputAudioContent(TypedModel):
     type: Literal["input_audio"] = "input_audio"
     input_audio: InputAudio
 
@@ -83,7 +89,7 @@ def _with_url(url: object) -> object:
 Url = Annotated[MediaUrl, BeforeValidator(_with_url, json_schema_input_type=MediaUrl | str)]
 
 
-class ImageUrlContent(TolerantModel):
+class ImageUrlContent(TypedModel):
     type: Annotated[
         Literal["image_url"],
         BeforeValidator(_canonical_type, json_schema_input_type=Literal["image_url", "input_image"]),
@@ -91,12 +97,12 @@ class ImageUrlContent(TolerantModel):
     image_url: Url
 
 
-class AudioUrlContent(TolerantModel):
+class AudioUrlContent(TypedModel):
     type: Literal["audio_url"] = "audio_url"
     audio_url: Url
 
 
-class VideoUrlContent(TolerantModel):
+class VideoUrlContent(TypedModel):
     type: Literal["video_url"] = "video_url"
     video_url: Url
 
@@ -106,6 +112,8 @@ MediaContent = InputAudioContent | ImageUrlContent | AudioUrlContent | VideoUrlC
 
 def _part_kind(part: object) -> object:
     """vLLM's users omit the type; OpenAI's Responses API has other names for some."""
+    if isinstance(part, TypedModel):
+        return part.type
     if not isinstance(part, dict):
         return "text"  # not an object: refused like an invalid text part
     keys = [key for key in _TYPES_BY_KEY if key in part]

@@ -83,11 +83,13 @@ def chat_messages(items: Sequence[InputItem]) -> tuple[list[Message], list[int]]
                 if messages and messages[-1].role == "assistant":
                     messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), call]
                     continue
-                messages.append(Message(role="assistant", tool_calls=[call]))
+                messages.append(Message.model_construct(role="assistant", tool_calls=[call]))
             case FunctionCallOutput():
-                messages.append(Message(role="tool", tool_call_id=item.call_id, content=item.output))
+                messages.append(
+                    Message.model_construct(role="tool", tool_call_id=item.call_id, content=item.output)
+                )
             case InputMessage():
-                messages.append(Message(role=item.role, content=item.content))
+                messages.append(Message.model_construct(role=item.role, content=item.content))
             case Reasoning():
                 continue
         sources.append(index)

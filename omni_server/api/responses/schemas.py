@@ -18,44 +18,45 @@ from omni_server.api.schemas import (
     StageSamplings,
     TextFormat,
     TolerantModel,
+    TypedModel,
 )
 from omni_server.api.validation import Integer, Metadata
 
 
-class InputMessage(TolerantModel):
+class InputMessage(TypedModel):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: MessageContent
 
 
-class FunctionCall(TolerantModel):
+class FunctionCall(TypedModel):
     type: Literal["function_call"]
     call_id: str
     name: NonEmpty
     arguments: str
 
 
-class FunctionCallOutput(TolerantModel):
+class FunctionCallOutput(TypedModel):
     type: Literal["function_call_output"]
     call_id: str
     output: MessageContent
 
 
-class ItemReference(TolerantModel):
+class ItemReference(TypedModel):
     """An item of an earlier response. The server has kept it unless that had `store: false`."""
 
     type: Literal["item_reference"] = "item_reference"
     id: str
 
 
-class Reasoning(TolerantModel):
+class Reasoning(TypedModel):
     """Not read."""
 
     type: Literal["reasoning"]
 
 
 def _item_kind(item: object) -> object:
-    if isinstance(item, InputMessage | FunctionCall | FunctionCallOutput | ItemReference | Reasoning):
+    if isinstance(item, TypedModel):
         return item.type
     if not isinstance(item, dict):
         return "message"  # refused as one
@@ -97,18 +98,20 @@ def _tool_kind(tool: object) -> object:
 Tool = Annotated[Annotated[FunctionTool, Tag("function")], Discriminator(_tool_kind)]
 
 
-class NamedTool(TolerantModel):
+class NamedTool(TypedModel):
     type: Literal["function"]
     name: str
 
 
-class AllowedTools(TolerantModel):
+class AllowedTools(TypedModel):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
 
 
 def _choice_kind(choice: object) -> object:
+    if isinstance(choice, TypedModel):
+        return choice.type
     return choice.get("type") if isinstance(choice, dict) else "word"
 
 
