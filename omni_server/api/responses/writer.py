@@ -118,8 +118,8 @@ class ResponseWriter:
         self.response = response
         self._with_logprobs = with_logprobs
         self._sequence_number = -1
-        self._is_open = False
-        """The last item of the output is being written."""
+        self._item: ResponseOutputMessage | ResponseFunctionToolCall | None = None
+        """The last item of the output, while it is written."""
         self._pieces: list[str] = []
         """Text or arguments of the open item."""
         self._logprobs: list[Logprob] = []
@@ -165,9 +165,10 @@ class ResponseWriter:
             yield self._event(ResponseAudioDoneEvent, "response.audio.done")
 
     def failed(self, error: OmniError) -> Event:
-        code = "server_error" if error.status >= 500 else "invalid_prompt"
         self.response.status = "failed"
-        self.response.error = ResponseError(code=code, message=error.message)
+        self.response.error = ResponseError(
+            code="server_error" if error.status >= 500 else "invalid_prompt", message=error.message
+        )
         return self._event(ResponseFailedEvent, "response.failed", response=self.response)
 
     def _finish(self, usage: Usage, *, is_cut: bool) -> Iterator[Event]:
@@ -185,7 +186,7 @@ class ResponseWriter:
             yield self._event(ResponseCompletedEvent, "response.completed", response=self.response)
 
     def _open_message(self) -> Iterator[Event]:
-        if self._is_open and isinstance(self.response.output[-1], ResponseOutputMessage):
+        if isinstance(self._item, ResponseOutputMessage):
             return
         yield from self._close("completed")
         message = ResponseOutputMessage(
@@ -197,7 +198,7 @@ class ResponseWriter:
         yield self._part_event(ResponseContentPartAddedEvent, "response.content_part.added", part=part)
 
     def _open(self, item: ResponseOutputMessage | ResponseFunctionToolCall) -> Iterator[Event]:
-        self._is_open, self._pieces, self._logprobs = True, [], []
+        self._item, self._pieces, self._logprobs = item, [], []
         self.response.output.append(item)
         yield self._event(
             ResponseOutputItemAddedEvent, "response.output_item.added", item=item, **self._position()
@@ -215,10 +216,7 @@ class ResponseWriter:
         )
 
     def _close(self, status: ResponseStatus) -> Iterator[Event]:
-        if not self._is_open:
-            return
-        self._is_open = False
-        item, text = self.response.output[-1], "".join(self._pieces)
+        item, text = self._item, "".join(self._pieces)
         match item:
             case ResponseFunctionToolCall():
                 item.arguments = text
@@ -240,6 +238,9 @@ class ResponseWriter:
                     logprobs=[token.model_dump() for token in self._logprobs],
                 )
                 yield self._part_event(ResponseContentPartDoneEvent, "response.content_part.done", part=part)
+            case None:
+                return
+        self._item = None
         item.status = "incomplete" if status == "incomplete" else "completed"
         yield self._event(
             ResponseOutputItemDoneEvent, "response.output_item.done", item=item, **self._position()
@@ -249,8 +250,8 @@ class ResponseWriter:
         return {"output_index": len(self.response.output) - 1}
 
     def _item_event(self, kind: type[BaseModel], type: str, **fields: object) -> Event:
-        item_id = self.response.output[-1].id
-        return self._event(kind, type, item_id=item_id, **self._position(), **fields)
+        assert self._item is not None
+        return self._event(kind, type, item_id=self._item.id, **self._position(), **fields)
 
     def _part_event(self, kind: type[BaseModel], type: str, **fields: object) -> Event:
         return self._item_event(kind, type, content_index=0, **fields)

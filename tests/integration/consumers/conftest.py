@@ -46,7 +46,7 @@ def agent(environments: Path, tmp_path_factory: pytest.TempPathFactory) -> Agent
         cascade, realtime = recipe(consumer, "python", url, model)
         services = tmp_path_factory.mktemp(consumer) / "services.py"
         services.write_text(realtime if mode.startswith("realtime") else cascade)
-        command = [
+        command: list[str | Path] = [
             environments / "agents" / "bin" / "python",
             PROGRAMS / f"{consumer}_agent.py",
             mode,

@@ -2,13 +2,15 @@
 
 import base64
 import io
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
+import pytest
 import soundfile
 from fastapi import FastAPI
 from openai import AsyncOpenAI
@@ -54,6 +56,23 @@ def openai_client(app: FastAPI) -> AsyncOpenAI:
 def chat(content: Any = "hi", **fields: Any) -> dict[str, Any]:
     """A request body; `content` is the user's."""
     return {"model": "omni", "messages": [{"role": "user", "content": content}], **fields}
+
+
+def response_body(content: Any = "hi", **fields: Any) -> dict[str, Any]:
+    """The body of a request for a response."""
+    return {"model": "omni", "input": content, **fields}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the model can be asked for an answer, and a body for it."""
+
+    url: str
+    body: Callable[..., dict[str, Any]]
+
+
+ENDPOINTS = [Endpoint(URL, chat), Endpoint("/v1/responses", response_body)]
+each_endpoint = pytest.mark.parametrize("endpoint", ENDPOINTS, ids=[endpoint.url for endpoint in ENDPOINTS])
 
 
 async def post(app: FastAPI, body: Any, headers: Mapping[str, str] | None = None) -> httpx2.Response:

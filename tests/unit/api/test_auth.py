@@ -15,7 +15,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.request_record import current_request
 from omni_server.api.state import ServerState
 from omni_server.errors import ConfigError
-from tests.unit.api.clients import URL, app_of, chat, error_of, http_client
+from tests.unit.api.clients import URL, Endpoint, app_of, chat, each_endpoint, error_of, http_client
 from tests.unit.api.fake_generator import FakeGenerator
 from tests.unit.api.schema import check_error
 
@@ -31,9 +31,10 @@ def bearer(key: str, scheme: str = "Bearer") -> dict[str, str]:
 @pytest.mark.parametrize(
     "headers", [bearer(KEY), bearer(OTHER_KEY), bearer(KEY, "bearer"), bearer(f"  {KEY} ")]
 )
-async def test_any_of_the_keys_opens_the_api(headers: dict[str, str]) -> None:
+@each_endpoint
+async def test_any_of_the_keys_opens_the_api(endpoint: Endpoint, headers: dict[str, str]) -> None:
     async with http_client(app_of(FakeGenerator(), GUARDED), headers=headers) as client:
-        assert (await client.post(URL, json=chat())).status_code == 200
+        assert (await client.post(endpoint.url, json=endpoint.body())).status_code == 200
         assert (await client.get("/v1/models")).status_code == 200
 
 

@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 
-from tests.unit.api.clients import SPEECH, URL, app_of, base64_of, chat, error_of, http_client, post, tone
+from tests.unit.api.clients import (
+    SPEECH,
+    URL,
+    Endpoint,
+    app_of,
+    base64_of,
+    chat,
+    each_endpoint,
+    error_of,
+    http_client,
+    post,
+    tone,
+)
 from tests.unit.api.fake_generator import FakeGenerator
 from tests.unit.api.test_bad_requests import allowed, tool
 
@@ -29,9 +41,10 @@ NOT_JSON = [
 
 
 @pytest.mark.parametrize("body", [row[1] for row in NOT_JSON], ids=[row[0] for row in NOT_JSON])
-async def test_body_that_is_not_json_is_refused(body: bytes) -> None:
+@each_endpoint
+async def test_body_that_is_not_json_is_refused(endpoint: Endpoint, body: bytes) -> None:
     async with http_client(app_of(FakeGenerator())) as client:
-        response = await client.post(URL, content=body, headers={"content-type": "application/json"})
+        response = await client.post(endpoint.url, content=body, headers={"content-type": "application/json"})
     assert error_of(response)["code"] == "invalid_json"
 
 
@@ -45,9 +58,12 @@ async def test_number_beyond_a_double_is_out_of_bounds() -> None:
 @pytest.mark.parametrize(
     "content_type", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonx"]
 )
-async def test_other_content_types_are_refused(content_type: str) -> None:
+@each_endpoint
+async def test_other_content_types_are_refused(endpoint: Endpoint, content_type: str) -> None:
     async with http_client(app_of(FakeGenerator())) as client:
-        response = await client.post(URL, content=json.dumps(chat()), headers={"content-type": content_type})
+        response = await client.post(
+            endpoint.url, content=json.dumps(endpoint.body()), headers={"content-type": content_type}
+        )
     assert error_of(response)["code"] == "invalid_content_type"
 
 

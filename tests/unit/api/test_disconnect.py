@@ -12,7 +12,7 @@ from starlette.types import Message
 from omni_server.api.streaming import until_disconnect
 from omni_server.types import TextDelta
 from tests.unit.api.asgi_call import AsgiCall
-from tests.unit.api.clients import SPEECH, app_of, chat
+from tests.unit.api.clients import SPEECH, Endpoint, app_of, chat, each_endpoint
 from tests.unit.api.fake_generator import FakeGenerator, Hang
 
 SPOKEN_STREAM = SPEECH | {"stream": True}
@@ -27,9 +27,10 @@ async def closing_by(generator: FakeGenerator) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"stream": True}, SPOKEN_STREAM])
-async def test_leaving_a_stream_closes_the_generation(fields: dict[str, object]) -> None:
+@each_endpoint
+async def test_leaving_a_stream_closes_the_generation(endpoint: Endpoint, fields: dict[str, object]) -> None:
     generator = FakeGenerator(script=[TextDelta("a", (1,)), Hang()])
-    async with AsgiCall(app_of(generator), chat(**fields)) as call:
+    async with AsgiCall(app_of(generator), endpoint.body(**fields), path=endpoint.url) as call:
         await call.body_until(b'"a"')
         assert generator.generations[0].num_closed == 0
         call.leave()
@@ -37,19 +38,25 @@ async def test_leaving_a_stream_closes_the_generation(fields: dict[str, object])
 
 
 @pytest.mark.parametrize("fields", [{}, SPEECH])
-async def test_leaving_before_the_whole_answer_closes_the_generation(fields: dict[str, object]) -> None:
+@each_endpoint
+async def test_leaving_before_the_whole_answer_closes_the_generation(
+    endpoint: Endpoint, fields: dict[str, object]
+) -> None:
     generator = FakeGenerator(script=[TextDelta("a", (1,)), Hang()])
-    async with AsgiCall(app_of(generator), chat(**fields)) as call:
+    async with AsgiCall(app_of(generator), endpoint.body(**fields), path=endpoint.url) as call:
         await submission_to(generator)
         call.leave()
         await closing_by(generator)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_leaving_while_the_request_waits_for_admission_cancels_it(stream: bool) -> None:
+@each_endpoint
+async def test_leaving_while_the_request_waits_for_admission_cancels_it(
+    endpoint: Endpoint, stream: bool
+) -> None:
     generator = FakeGenerator()
     generator.submit_hangs = True
-    async with AsgiCall(app_of(generator), chat(stream=stream)):
+    async with AsgiCall(app_of(generator), endpoint.body(stream=stream), path=endpoint.url):
         await submission_to(generator)
     assert generator.submit_cancelled
 

@@ -16,7 +16,7 @@ from omni_server.errors import (
     StageError,
 )
 from tests.unit.api.asgi_call import AsgiCall
-from tests.unit.api.clients import URL, app_of, chat, error_of, http_client, post
+from tests.unit.api.clients import URL, Endpoint, app_of, chat, each_endpoint, error_of, http_client, post
 from tests.unit.api.fake_generator import FakeGenerator, text_script
 
 
@@ -77,13 +77,15 @@ FAILURES: list[tuple[Exception, int, str]] = [
 
 @pytest.mark.parametrize(("failure", "status", "code"), FAILURES)
 @pytest.mark.parametrize("where", ["submission", "generation"])
+@each_endpoint
 async def test_failure_has_its_status_and_retry_advice(
-    failure: Exception, status: int, code: str, where: str
+    endpoint: Endpoint, failure: Exception, status: int, code: str, where: str
 ) -> None:
     generator = FakeGenerator(script=[*text_script()[:2], failure])
     if where == "submission":
         generator.submit_error = failure
-    response = await post(app_of(generator), chat())
+    async with http_client(app_of(generator)) as client:
+        response = await client.post(endpoint.url, json=endpoint.body())
     error = error_of(response, status)
     assert error["code"] == code
     assert "secret" not in response.text

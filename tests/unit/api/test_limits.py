@@ -14,7 +14,7 @@ from omni_server.api.limits import MAX_RETRY_AFTER_S, Admission
 from omni_server.api.server_metrics import ServerMetrics
 from omni_server.api.state import ServerState
 from tests.unit.api.asgi_call import AsgiCall
-from tests.unit.api.clients import URL, app_of, chat, error_of, http_client, post
+from tests.unit.api.clients import URL, Endpoint, app_of, chat, each_endpoint, error_of, http_client, post
 from tests.unit.api.fake_generator import FakeGenerator, Wait, text_script
 from tests.unit.api.test_auth import KEY, OTHER_KEY, WebSocketCall, bearer
 
@@ -33,12 +33,16 @@ class Held:
             await asyncio.sleep(0)
 
 
-async def test_full_server_refuses_with_503_and_a_time_to_come_back() -> None:
+@each_endpoint
+async def test_full_server_refuses_with_503_and_a_time_to_come_back(endpoint: Endpoint) -> None:
     held = Held()
     async with http_client(app_of(held.generator, FULL)) as client:
-        running = [asyncio.create_task(client.post(URL, json=chat(stream=index == 0))) for index in range(2)]
+        running = [
+            asyncio.create_task(client.post(endpoint.url, json=endpoint.body(stream=index == 0)))
+            for index in range(2)
+        ]
         await held.until_running(2)
-        refusal = await client.post(URL, json=chat())
+        refusal = await client.post(endpoint.url, json=endpoint.body())
         assert error_of(refusal, 503)["code"] == "server_overloaded"
         assert 1 <= int(refusal.headers["retry-after"]) <= 120
         assert "x-should-retry" not in refusal.headers
@@ -51,7 +55,7 @@ async def test_full_server_refuses_with_503_and_a_time_to_come_back() -> None:
         assert [(await task).status_code for task in running] == [200, 200]
         assert (await client.get("/ready")).status_code == 200
         assert (await client.get("/load")).json() == {"server_load": 0}
-        assert (await client.post(URL, json=chat())).status_code == 200
+        assert (await client.post(endpoint.url, json=endpoint.body())).status_code == 200
     assert len(held.generator.requests) == 3
 
 
@@ -110,21 +114,24 @@ async def test_place_is_given_back_however_a_request_ends(end: str) -> None:
         assert (await client.get("/load")).json() == {"server_load": 0}
 
 
-async def test_one_key_cannot_take_the_places_of_others() -> None:
+@each_endpoint
+async def test_one_key_cannot_take_the_places_of_others(endpoint: Endpoint) -> None:
     held = Held()
     config = ApiConfig(api_keys=(KEY, OTHER_KEY), max_queue=10, max_concurrency_per_key=1)
     async with http_client(app_of(held.generator, config)) as client:
-        running = asyncio.create_task(client.post(URL, json=chat(), headers=bearer(KEY)))
+        running = asyncio.create_task(client.post(endpoint.url, json=endpoint.body(), headers=bearer(KEY)))
         await held.until_running(1)
-        refusal = await client.post(URL, json=chat(), headers=bearer(KEY))
+        refusal = await client.post(endpoint.url, json=endpoint.body(), headers=bearer(KEY))
         error = error_of(refusal, 429)
         assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
         assert 1 <= int(refusal.headers["retry-after"]) <= 120
-        other = asyncio.create_task(client.post(URL, json=chat(), headers=bearer(OTHER_KEY)))
+        other = asyncio.create_task(
+            client.post(endpoint.url, json=endpoint.body(), headers=bearer(OTHER_KEY))
+        )
         await held.until_running(2)
         held.gate.set()
         assert [(await task).status_code for task in (running, other)] == [200, 200]
-        assert (await client.post(URL, json=chat(), headers=bearer(KEY))).status_code == 200
+        assert (await client.post(endpoint.url, json=endpoint.body(), headers=bearer(KEY))).status_code == 200
 
 
 async def test_session_holds_a_place_and_is_refused_at_the_upgrade() -> None:

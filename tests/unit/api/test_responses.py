@@ -19,6 +19,7 @@ from tests.unit.api.clients import (
     data_url,
     error_of,
     http_client,
+    response_body,
     tone,
 )
 from tests.unit.api.fake_generator import (
@@ -51,14 +52,10 @@ CALLS: list[ScriptEntry] = [
 _EVENTS: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
 
-def body(given: Any = "hi", **fields: Any) -> dict[str, Any]:
-    return {"model": "omni", "input": given, **fields}
-
-
 async def response_of(generator: FakeGenerator, given: Any = "hi", **fields: Any) -> dict[str, Any]:
     """A whole response, after what must hold for each."""
     async with http_client(app_of(generator)) as client:
-        answer = await client.post(URL, json=body(given, **fields))
+        answer = await client.post(URL, json=response_body(given, **fields))
     assert answer.status_code == 200, answer.text
     response: dict[str, Any] = answer.json()
     Response.model_validate(response)
@@ -68,7 +65,7 @@ async def response_of(generator: FakeGenerator, given: Any = "hi", **fields: Any
 async def events_of(generator: FakeGenerator, given: Any = "hi", **fields: Any) -> list[dict[str, Any]]:
     """The events of a streamed response, after what must hold for each stream."""
     async with http_client(app_of(generator)) as client:
-        answer = await client.post(URL, json=body(given, stream=True, **fields))
+        answer = await client.post(URL, json=response_body(given, stream=True, **fields))
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
     events: list[dict[str, Any]] = []
@@ -103,27 +100,27 @@ FUNCTION_CALL = [
     "output_item.done",
 ]
 SAME_REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "text": (body("hi"), chat("hi")),
+    "text": (response_body("hi"), chat("hi")),
     "instructions": (
-        body("hi", instructions="Be brief."),
+        response_body("hi", instructions="Be brief."),
         chat(messages=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]),
     ),
     "sampling": (
-        body("hi", temperature=0.5, top_p=0.9, max_output_tokens=7, seed=3, top_k=5),
+        response_body("hi", temperature=0.5, top_p=0.9, max_output_tokens=7, seed=3, top_k=5),
         chat("hi", temperature=0.5, top_p=0.9, max_completion_tokens=7, seed=3, top_k=5),
     ),
-    "log-probabilities": (body("hi", top_logprobs=2), chat("hi", logprobs=True, top_logprobs=2)),
-    "speech": (body("hi", **SPEECH), chat("hi", **SPEECH)),
+    "log-probabilities": (response_body("hi", top_logprobs=2), chat("hi", logprobs=True, top_logprobs=2)),
+    "speech": (response_body("hi", **SPEECH), chat("hi", **SPEECH)),
     "schema": (
-        body("hi", text={"format": {"type": "json_schema", "name": "city", "schema": CITY}}),
+        response_body("hi", text={"format": {"type": "json_schema", "name": "city", "schema": CITY}}),
         chat("hi", response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}),
     ),
     "tools": (
-        body("hi", tools=[WEATHER], tool_choice={"type": "function", "name": "weather"}),
+        response_body("hi", tools=[WEATHER], tool_choice={"type": "function", "name": "weather"}),
         chat("hi", tools=[CHAT_WEATHER], tool_choice={"type": "function", "function": {"name": "weather"}}),
     ),
     "allowed tools": (
-        body(
+        response_body(
             "hi",
             tools=[WEATHER],
             tool_choice={
@@ -135,7 +132,7 @@ SAME_REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         chat("hi", tools=[CHAT_WEATHER], tool_choice="required"),
     ),
     "media": (
-        body(
+        response_body(
             [
                 {
                     "role": "user",
@@ -154,7 +151,7 @@ SAME_REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         ),
     ),
     "rounds of tools": (
-        body(
+        response_body(
             [
                 {"role": "user", "content": "hi"},
                 {"type": "reasoning", "id": "rs_1", "summary": []},
@@ -290,12 +287,14 @@ async def test_a_conversation_goes_on_by_id_and_by_input(by_id: bool) -> None:
     generator = FakeGenerator(script=CALLS[:2] + CALLS[3:])
     output = {"type": "function_call_output", "call_id": "call_a", "output": "sun"}
     async with http_client(app_of(generator)) as client:
-        first = (await client.post(URL, json=body(tools=[WEATHER], store=True, instructions="One."))).json()
+        first = (
+            await client.post(URL, json=response_body(tools=[WEATHER], store=True, instructions="One."))
+        ).json()
         assert first["store"] is True
         if by_id:
-            rest = body([output], previous_response_id=first["id"])
+            rest = response_body([output], previous_response_id=first["id"])
         else:
-            rest = body([{"role": "user", "content": "hi"}, *first["output"], output])
+            rest = response_body([{"role": "user", "content": "hi"}, *first["output"], output])
         assert (await client.post(URL, json=rest | {"instructions": "Two."})).status_code == 200
     messages = generator.last_request.messages
     assert [message.role for message in messages] == ["system", "user", "assistant", "tool"]
@@ -309,12 +308,12 @@ async def test_items_can_be_referred_to_unless_the_client_wants_nothing_kept(
 ) -> None:
     generator = FakeGenerator()
     async with http_client(app_of(generator)) as client:
-        first = (await client.post(URL, json=body(store=store))).json()
+        first = (await client.post(URL, json=response_body(store=store))).json()
         items = [
             {"type": "item_reference", "id": first["output"][0]["id"]},
             {"role": "user", "content": "so"},
         ]
-        answer = await client.post(URL, json=body(items))
+        answer = await client.post(URL, json=response_body(items))
     if is_found:
         assert answer.status_code == 200
         assert generator.last_request.messages[0].content == (TextPart(TEXT),)
@@ -325,7 +324,7 @@ async def test_items_can_be_referred_to_unless_the_client_wants_nothing_kept(
 @pytest.mark.parametrize("store", [None, False, True])
 async def test_only_stored_responses_are_kept_until_they_are_deleted(store: bool | None) -> None:
     async with http_client(app_of(FakeGenerator())) as client:
-        made = (await client.post(URL, json=body(store=store))).json()
+        made = (await client.post(URL, json=response_body(store=store))).json()
         url = f"{URL}/{made['id']}"
         if store:
             assert (await client.get(url)).json() == made
@@ -333,7 +332,7 @@ async def test_only_stored_responses_are_kept_until_they_are_deleted(store: bool
             assert deleted.json() == {"id": made["id"], "object": "response", "deleted": True}
         assert error_of(await client.get(url), 404)["code"] == "response_not_found"
         assert error_of(await client.delete(url), 404)["code"] == "response_not_found"
-        again = await client.post(URL, json=body(previous_response_id=made["id"]))
+        again = await client.post(URL, json=response_body(previous_response_id=made["id"]))
         assert error_of(again)["code"] == "previous_response_not_found"
 
 
@@ -341,7 +340,7 @@ async def test_a_stored_response_belongs_to_its_caller() -> None:
     app = app_of(FakeGenerator(), ApiConfig(api_keys=("a" * 20, "b" * 20)))
     async with http_client(app) as client:
         mine, other = ({"authorization": f"Bearer {key * 20}"} for key in "ab")
-        made = (await client.post(URL, json=body(store=True), headers=mine)).json()
+        made = (await client.post(URL, json=response_body(store=True), headers=mine)).json()
         assert (await client.get(f"{URL}/{made['id']}", headers=mine)).status_code == 200
         assert error_of(await client.get(f"{URL}/{made['id']}", headers=other), 404)
 
@@ -352,7 +351,7 @@ async def test_a_stored_response_belongs_to_its_caller() -> None:
 )
 async def test_what_is_kept_is_bounded_in_number_size_and_time(config: ApiConfig) -> None:
     async with http_client(app_of(FakeGenerator(), config)) as client:
-        ids = [(await client.post(URL, json=body(store=True))).json()["id"] for _ in range(3)]
+        ids = [(await client.post(URL, json=response_body(store=True))).json()["id"] for _ in range(3)]
         assert (await client.get(f"{URL}/{ids[0]}")).status_code == 404
         is_kept = (await client.get(f"{URL}/{ids[2]}")).status_code == 200
     assert is_kept == (config.answer_store_ttl_s > 0)
@@ -368,27 +367,32 @@ async def test_a_conversation_that_is_too_long_loses_its_oldest_messages_if_it_m
     )
     turns = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
     async with http_client(app_of(generator)) as client:
-        error = error_of(await client.post(URL, json=body(turns, truncation=truncation)))
+        error = error_of(await client.post(URL, json=response_body(turns, truncation=truncation)))
     assert (error["param"], error["message"]) == ("input", "'input' is too long.")
     sizes = [len(request.messages) for request in generator.requests]
     assert sizes == ([3, 2, 1] if truncation == "auto" else [3])
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    (body([]), "input"),
-    (body(3), "input"),
-    (body([{"type": "web_search_call", "id": "ws_1"}]), "input[0].type"),
+    (response_body([]), "input"),
+    (response_body(3), "input"),
+    (response_body([{"type": "web_search_call", "id": "ws_1"}]), "input[0].type"),
     (
-        body([{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]),
-        "input[0].content[0].type",
-    ),
-    (body([{"role": "user", "content": [{"type": "input_image"}]}]), "input[0].content[0].image_url"),
-    (
-        body([{"role": "assistant", "content": [{"type": "input_audio", "input_audio": {"data": ""}}]}]),
+        response_body([{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]),
         "input[0].content[0].type",
     ),
     (
-        body(
+        response_body([{"role": "user", "content": [{"type": "input_image"}]}]),
+        "input[0].content[0].image_url",
+    ),
+    (
+        response_body(
+            [{"role": "assistant", "content": [{"type": "input_audio", "input_audio": {"data": ""}}]}]
+        ),
+        "input[0].content[0].type",
+    ),
+    (
+        response_body(
             [
                 {"role": "user", "content": "a"},
                 {"type": "function_call_output", "call_id": "x", "output": "1"},
@@ -396,26 +400,35 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         ),
         "input[1].role",
     ),
-    (body([CALL, {"type": "function_call_output", "call_id": "x", "output": "1"}]), "input[1].call_id"),
-    (body(tools=[{"type": "web_search"}]), "tools[0].type"),
-    (body(tools=[{"type": "computer_use_preview"}]), "tools[0].type"),
-    (body(tools=[WEATHER, WEATHER]), "tools[1].name"),
-    (body(tools=[WEATHER | {"parameters": {"type": "string"}}]), "tools[0].parameters"),
-    (body(tools=[WEATHER], tool_choice={"type": "function", "name": "x"}), "tool_choice"),
-    (body(tools=[WEATHER], tool_choice={"type": "mcp", "server_label": "x"}), "tool_choice.type"),
-    (body(text={"format": {"type": "json_schema", "name": "a b", "schema": {}}}), "text.format.name"),
-    (body(text={"format": {"type": "json_schema", "name": "a", "schema": CITY}}, **SPEECH), "text.format"),
-    (body(modalities=["text", "audio"]), "audio"),
-    (body(modalities=["image"]), "modalities[0]"),
-    (body(background=True), "background"),
-    (body(conversation="conv_1"), "conversation"),
-    (body(prompt={"id": "p"}), "prompt"),
-    (body(max_output_tokens=0), "max_output_tokens"),
-    (body(top_logprobs=21), "top_logprobs"),
-    (body(previous_response_id="resp_x"), "previous_response_id"),
-    (body([{"id": "msg_x"}]), "input[0].id"),
+    (
+        response_body([CALL, {"type": "function_call_output", "call_id": "x", "output": "1"}]),
+        "input[1].call_id",
+    ),
+    (response_body(tools=[{"type": "web_search"}]), "tools[0].type"),
+    (response_body(tools=[{"type": "computer_use_preview"}]), "tools[0].type"),
+    (response_body(tools=[WEATHER, WEATHER]), "tools[1].name"),
+    (response_body(tools=[WEATHER | {"parameters": {"type": "string"}}]), "tools[0].parameters"),
+    (response_body(tools=[WEATHER], tool_choice={"type": "function", "name": "x"}), "tool_choice"),
+    (response_body(tools=[WEATHER], tool_choice={"type": "mcp", "server_label": "x"}), "tool_choice.type"),
+    (
+        response_body(text={"format": {"type": "json_schema", "name": "a b", "schema": {}}}),
+        "text.format.name",
+    ),
+    (
+        response_body(text={"format": {"type": "json_schema", "name": "a", "schema": CITY}}, **SPEECH),
+        "text.format",
+    ),
+    (response_body(modalities=["text", "audio"]), "audio"),
+    (response_body(modalities=["image"]), "modalities[0]"),
+    (response_body(background=True), "background"),
+    (response_body(conversation="conv_1"), "conversation"),
+    (response_body(prompt={"id": "p"}), "prompt"),
+    (response_body(max_output_tokens=0), "max_output_tokens"),
+    (response_body(top_logprobs=21), "top_logprobs"),
+    (response_body(previous_response_id="resp_x"), "previous_response_id"),
+    (response_body([{"id": "msg_x"}]), "input[0].id"),
     ({"model": "omni"}, "input"),
-    (body() | {"model": "none"}, "model"),
+    (response_body() | {"model": "none"}, "model"),
 ]
 
 

@@ -57,9 +57,8 @@ def openai_client(client: openai.OpenAI, model: str) -> dict[str, Any]:
     by_id = client.responses.create(
         model=model, input=[output], tools=[WEATHER], previous_response_id=first.id
     )
-    by_input = client.responses.create(
-        model=model, input=[{"role": "user", "content": QUESTION}, *first.output, output], tools=[WEATHER]
-    )
+    conversation: Any = [{"role": "user", "content": QUESTION}, *first.output, output]
+    by_input = client.responses.create(model=model, input=conversation, tools=[WEATHER])
     kept = client.responses.retrieve(first.id)
     client.responses.delete(first.id)
     chat = client.chat.completions.create(model=model, messages=[{"role": "user", "content": QUESTION}])
