@@ -3,28 +3,15 @@
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from typing import Any, get_args
 
 from openai.types.responses import (
     FunctionTool,
     Response,
-    ResponseAudioDeltaEvent,
-    ResponseAudioDoneEvent,
-    ResponseCompletedEvent,
-    ResponseContentPartAddedEvent,
-    ResponseContentPartDoneEvent,
-    ResponseCreatedEvent,
-    ResponseFailedEvent,
-    ResponseFunctionCallArgumentsDeltaEvent,
-    ResponseFunctionCallArgumentsDoneEvent,
     ResponseFunctionToolCall,
-    ResponseIncompleteEvent,
-    ResponseInProgressEvent,
-    ResponseOutputItemAddedEvent,
-    ResponseOutputItemDoneEvent,
     ResponseOutputMessage,
     ResponseOutputText,
-    ResponseTextDeltaEvent,
-    ResponseTextDoneEvent,
+    ResponseStreamEvent,
     ResponseUsage,
     ToolChoiceAllowed,
     ToolChoiceFunction,
@@ -32,7 +19,6 @@ from openai.types.responses import (
 )
 from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_error import ResponseError
-from openai.types.responses.response_output_text import Logprob
 from openai.types.responses.response_status import ResponseStatus
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 from pydantic import BaseModel
@@ -53,6 +39,11 @@ _ECHOED = (
     "top_p",
 )
 
+_EVENTS: dict[str, type[BaseModel]] = {
+    get_args(kind.model_fields["type"].annotation)[0]: kind
+    for kind in get_args(get_args(ResponseStreamEvent)[0])
+}
+JsonObject = dict[str, Any]
 Event = tuple[str, BaseModel]
 """Its type, and the event."""
 
@@ -122,12 +113,12 @@ class ResponseWriter:
         """The last item of the output, while it is written."""
         self._pieces: list[str] = []
         """Text or arguments of the open item."""
-        self._logprobs: list[Logprob] = []
+        self._logprobs: list[JsonObject] = []
         self._base64 = Base64Stream()
 
     def opening(self) -> Iterator[Event]:
-        yield self._event(ResponseCreatedEvent, "response.created", response=self.response)
-        yield self._event(ResponseInProgressEvent, "response.in_progress", response=self.response)
+        yield self._event("response.created", response=self.response)
+        yield self._event("response.in_progress", response=self.response)
 
     def take(self, event: OmniEvent) -> Iterator[Event]:
         match event:
@@ -149,27 +140,23 @@ class ResponseWriter:
                         )
                     )
                 self._pieces.append(event.arguments)
-                yield self._item_event(
-                    ResponseFunctionCallArgumentsDeltaEvent,
-                    "response.function_call_arguments.delta",
-                    delta=event.arguments,
-                )
+                yield self._item_event("response.function_call_arguments.delta", delta=event.arguments)
             case Finished(finish_reason=reason, usage=usage):
                 yield from self._finish(usage, is_cut=reason == "length")
 
     def audio(self, data: bytes, *, is_last: bool = False) -> Iterator[Event]:
         encoded = self._base64.push(data) + (self._base64.flush() if is_last else "")
         if encoded:
-            yield self._event(ResponseAudioDeltaEvent, "response.audio.delta", delta=encoded)
+            yield self._event("response.audio.delta", delta=encoded)
         if is_last:
-            yield self._event(ResponseAudioDoneEvent, "response.audio.done")
+            yield self._event("response.audio.done")
 
     def failed(self, error: OmniError) -> Event:
         self.response.status = "failed"
         self.response.error = ResponseError(
             code="server_error" if error.status >= 500 else "invalid_prompt", message=error.message
         )
-        return self._event(ResponseFailedEvent, "response.failed", response=self.response)
+        return self._event("response.failed", response=self.response)
 
     def _finish(self, usage: Usage, *, is_cut: bool) -> Iterator[Event]:
         status: ResponseStatus = "incomplete" if is_cut else "completed"
@@ -181,9 +168,9 @@ class ResponseWriter:
         self.response.usage = _usage(usage)
         if is_cut:
             self.response.incomplete_details = IncompleteDetails(reason="max_output_tokens")
-            yield self._event(ResponseIncompleteEvent, "response.incomplete", response=self.response)
+            yield self._event("response.incomplete", response=self.response)
         else:
-            yield self._event(ResponseCompletedEvent, "response.completed", response=self.response)
+            yield self._event("response.completed", response=self.response)
 
     def _open_message(self) -> Iterator[Event]:
         if isinstance(self._item, ResponseOutputMessage):
@@ -193,27 +180,18 @@ class ResponseWriter:
             id=_new_id("msg"), type="message", role="assistant", status="in_progress", content=[]
         )
         yield from self._open(message)
-        part = ResponseOutputText(type="output_text", text="", annotations=[], logprobs=[])
-        message.content.append(part)
-        yield self._part_event(ResponseContentPartAddedEvent, "response.content_part.added", part=part)
+        yield self._part_event("response.content_part.added", part=_text_part("", []))
 
     def _open(self, item: ResponseOutputMessage | ResponseFunctionToolCall) -> Iterator[Event]:
         self._item, self._pieces, self._logprobs = item, [], []
         self.response.output.append(item)
-        yield self._event(
-            ResponseOutputItemAddedEvent, "response.output_item.added", item=item, **self._position()
-        )
+        yield self._event("response.output_item.added", item=item, **self._position())
 
     def _text_delta(self, text: str, tokens: Sequence[SampledToken]) -> Event:
         self._pieces.append(text)
         logprobs = _logprobs(tokens) if self._with_logprobs else []
         self._logprobs += logprobs
-        return self._part_event(
-            ResponseTextDeltaEvent,
-            "response.output_text.delta",
-            delta=text,
-            logprobs=[token.model_dump() for token in logprobs],
-        )
+        return self._part_event("response.output_text.delta", delta=text, logprobs=logprobs)
 
     def _close(self, status: ResponseStatus) -> Iterator[Event]:
         item, text = self._item, "".join(self._pieces)
@@ -221,56 +199,52 @@ class ResponseWriter:
             case ResponseFunctionToolCall():
                 item.arguments = text
                 yield self._item_event(
-                    ResponseFunctionCallArgumentsDoneEvent,
-                    "response.function_call_arguments.done",
-                    arguments=text,
-                    name=item.name,
+                    "response.function_call_arguments.done", arguments=text, name=item.name
                 )
             case ResponseOutputMessage():
-                part = ResponseOutputText(
-                    type="output_text", text=text, annotations=[], logprobs=self._logprobs
-                )
+                part = _text_part(text, self._logprobs)
                 item.content = [part]
-                yield self._part_event(
-                    ResponseTextDoneEvent,
-                    "response.output_text.done",
-                    text=text,
-                    logprobs=[token.model_dump() for token in self._logprobs],
-                )
-                yield self._part_event(ResponseContentPartDoneEvent, "response.content_part.done", part=part)
+                yield self._part_event("response.output_text.done", text=text, logprobs=self._logprobs)
+                yield self._part_event("response.content_part.done", part=part)
             case None:
                 return
         self._item = None
         item.status = "incomplete" if status == "incomplete" else "completed"
-        yield self._event(
-            ResponseOutputItemDoneEvent, "response.output_item.done", item=item, **self._position()
-        )
+        yield self._event("response.output_item.done", item=item, **self._position())
 
     def _position(self) -> dict[str, object]:
         return {"output_index": len(self.response.output) - 1}
 
-    def _item_event(self, kind: type[BaseModel], type: str, **fields: object) -> Event:
+    def _item_event(self, type: str, **fields: object) -> Event:
         assert self._item is not None
-        return self._event(kind, type, item_id=self._item.id, **self._position(), **fields)
+        return self._event(type, item_id=self._item.id, **self._position(), **fields)
 
-    def _part_event(self, kind: type[BaseModel], type: str, **fields: object) -> Event:
-        return self._item_event(kind, type, content_index=0, **fields)
+    def _part_event(self, type: str, **fields: object) -> Event:
+        return self._item_event(type, content_index=0, **fields)
 
-    def _event(self, kind: type[BaseModel], type: str, **fields: object) -> Event:
+    def _event(self, type: str, **fields: object) -> Event:
         self._sequence_number += 1
-        return type, kind.model_validate({"type": type, "sequence_number": self._sequence_number, **fields})
+        return type, _EVENTS[type].model_validate(
+            {"type": type, "sequence_number": self._sequence_number, **fields}
+        )
 
 
 def _new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def _logprobs(tokens: Sequence[SampledToken]) -> list[Logprob]:
-    shown = choice_logprobs(tokens).model_dump()["content"]
+def _logprobs(tokens: Sequence[SampledToken]) -> list[JsonObject]:
+    shown: list[JsonObject] = choice_logprobs(tokens).model_dump()["content"]
     for token in shown:
         for each in (token, *token["top_logprobs"]):
             each["bytes"] = each["bytes"] or []
-    return [Logprob.model_validate(token) for token in shown]
+    return shown
+
+
+def _text_part(text: str, logprobs: list[JsonObject]) -> ResponseOutputText:
+    return ResponseOutputText.model_validate(
+        {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+    )
 
 
 def _usage(usage: Usage) -> ResponseUsage:
