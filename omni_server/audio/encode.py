@@ -78,7 +78,7 @@ class StreamEncoder:
     """
 
     def __init__(self, format: AudioFormat, *, is_whole: bool = False) -> None:
-        self._file = io.BytesIO() if is_whole else _Outflow()
+        self._file: io.BytesIO | _Outflow = io.BytesIO() if is_whole else _Outflow()
         self._is_wav = format == "wav"
         if self._is_wav:
             self._file.write(_wav_header(_UNKNOWN_DATA_BYTES))
