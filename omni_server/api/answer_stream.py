@@ -55,6 +55,8 @@ class AnswerStream:
         self._woken = asyncio.Event()
         self._is_over = False
         """Dropped or closed: later events are ignored."""
+        self.num_held = 0
+        """Bytes of the answer that the caller holds."""
         self.usages: list[Usage] = []
         """Usage of each generation that has ended so far."""
         self.num_cut_short = 0
@@ -137,14 +139,26 @@ class AnswerStream:
             await generation.aclose()
         self._generations.clear()  # they refer to this stream
 
+    def hold(self, num_bytes: int) -> None:
+        """The caller holds `num_bytes` of the answer, which count as unsent until this is closed. Raises
+        `InvalidRequestError` if they are too many."""
+        if not self._is_over:
+            added, self.num_held = num_bytes - self.num_held, num_bytes
+            self._state.unsent.add(self, added)
+        if self._items and isinstance(self._items[0], InvalidRequestError):
+            raise self._items[0]
+
     def drop(self, num_bytes: int) -> None:
         """Ends all generations, even if the reader asks for no further event; the next one is an error."""
         logger.warning("%s is dropped: its client has left %d bytes of it untaken", self._name, num_bytes)
         self._end()
+        reason = "The client reads too slowly"
+        if self.num_held:
+            reason += ", or the file is too large without 'stream': true"
         self._items.append(
             InvalidRequestError(
-                f"The client reads too slowly: {num_bytes} bytes of its answer wait to be sent, "
-                "and the server does not keep them any longer.",
+                f"{reason}: {num_bytes} bytes of its answer wait to be sent, and the server does not keep them "
+                "any longer.",
                 code="client_too_slow",
             )
         )

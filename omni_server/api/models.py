@@ -60,6 +60,8 @@ class Model(BaseModel):
     max_model_len: int
     modalities: dict[Literal["input", "output"], list[str]]
     voices: list[str]
+    max_speech_characters: int | None
+    """Of a text to read aloud; None for a model without voices."""
     about: About | None
     images: Images | None
     """None for a model that generates no images."""
@@ -91,7 +93,6 @@ class AudioModelList(BaseModel):
 
 def models_router(state: ServerState, config: ApiConfig) -> APIRouter:
     router = APIRouter()
-    max_pixels = config.max_output_pixels
 
     @router.get(
         "/v1/models",
@@ -101,7 +102,7 @@ def models_router(state: ServerState, config: ApiConfig) -> APIRouter:
     )
     async def list_models() -> ModelList:
         info = state.require_generator().model_info
-        return ModelList(data=[_card(name, info, max_pixels) for name in (info.name, *info.aliases)])
+        return ModelList(data=[_card(name, info, config) for name in (info.name, *info.aliases)])
 
     # Hub ids contain a slash, which clients send as %2F and the server decodes.
     @router.get(
@@ -113,7 +114,7 @@ def models_router(state: ServerState, config: ApiConfig) -> APIRouter:
     async def retrieve_model(model_id: str) -> Model:
         info = state.require_generator().model_info
         check_model(model_id, info)
-        return _card(model_id, info, max_pixels)
+        return _card(model_id, info, config)
 
     @router.get(
         "/v1/audio/voices",
@@ -159,7 +160,7 @@ def _images(info: ModelInfo, max_output_pixels: int) -> Images | None:
     )
 
 
-def _card(name: str, info: ModelInfo, max_output_pixels: int) -> Model:
+def _card(name: str, info: ModelInfo, config: ApiConfig) -> Model:
     edited = ("image",) if info.image_features.max_input_images else ()
     return Model(
         id=name,
@@ -171,6 +172,7 @@ def _card(name: str, info: ModelInfo, max_output_pixels: int) -> Model:
             "output": [output for output in ("text", "audio", "image") if output in info.outputs],
         },
         voices=list(info.voices),
-        images=_images(info, max_output_pixels),
+        max_speech_characters=config.max_speech_characters if info.voices else None,
+        images=_images(info, config.max_output_pixels),
         about=About.model_validate(info.about, from_attributes=True) if info.about is not None else None,
     )

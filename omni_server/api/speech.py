@@ -42,10 +42,13 @@ from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, OmniRequest, ReadAloud
 
 logger = logging.getLogger(__name__)
 
-MAX_CHARACTERS = 4096
-"""For `input` and `instructions`; OpenAI's limits."""
+MAX_INSTRUCTIONS = 4096
+"""OpenAI's limit."""
 SPEECH_FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 
+_DECLARING_FORMATS = ("wav", "flac")
+"""Readers expect the file's length in its header."""
+_SLICE_BYTES = 256 * 1024
 _HEADERS = {"x-audio-sample-rate": str(SAMPLE_RATE_HZ), "x-audio-channels": "1"}
 
 
@@ -55,11 +58,12 @@ class SpeechRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
 
     model: str
-    input: Annotated[str, Field(json_schema_extra={"maxLength": MAX_CHARACTERS, "pattern": r"\S"})]
-    """The text to read; not only white space and control characters."""
+    input: Annotated[str, Field(json_schema_extra={"pattern": r"\S"})]
+    """The text to read; not only white space and control characters. Up to 4096 characters, or
+    `--max-speech-characters`."""
     voice: Voice | None = None
     """A voice of the model or one of OpenAI's names; without one, the model's default voice."""
-    instructions: Annotated[str, Field(json_schema_extra={"maxLength": MAX_CHARACTERS})] | None = None
+    instructions: Annotated[str, Field(json_schema_extra={"maxLength": MAX_INSTRUCTIONS})] | None = None
     """How to read it. "None" and the empty string count as absent: Home Assistant sends the former."""
     response_format: Annotated[str, Field(json_schema_extra={"enum": [*SPEECH_FORMATS, "pcm16"]})] | None = (
         None
@@ -68,6 +72,10 @@ class SpeechRequest(BaseModel):
     speed: Annotated[float, Field(ge=0.25, le=4.0)] | None = None
     """How many times as fast as the model speaks, at the same pitch; 1 is the default."""
     stream_format: Literal["audio", "sse"] | None = None
+    """`audio` is the default. Given, it asks for a stream, as `stream` does."""
+    stream: bool | None = None
+    """Extension: whether the file is sent while it is made, or once it is complete, with a Content-Length. By
+    default, only WAV and FLAC files, which declare their length then, are sent once they are complete."""
     seed: Seed | None = None
     """Extension: makes the speech repeatable."""
     stage_sampling: StageSamplings | None = None
@@ -118,14 +126,15 @@ _ZERO_WIDTH_JOINER = "\u200d"
 
 
 async def _answer(state: ServerState, config: ApiConfig, given: object) -> Response:
-    """Sends no status before the first audio is ready, so that earlier failures get their own status.
+    """Sends no status before the first audio, or the whole file, is ready, so that earlier failures get their
+    own status.
 
     Raises `OmniError`.
     """
     generator = state.require_generator()
     name = f"speech-{uuid.uuid4().hex}"
     body = validate(SpeechRequest, given)
-    requests, audio_format = _parse(body, name, generator)
+    requests, audio_format = _parse(body, name, generator, config.max_speech_characters)
     speed = 1.0 if body.speed is None else body.speed
     stream = AnswerStream(generator, state, name, one_by_one=requests, input_param="input")
     pace = state.audio_pace(speed)
@@ -133,11 +142,19 @@ async def _answer(state: ServerState, config: ApiConfig, given: object) -> Respo
         frames = _EventFrames()
         pieces = _pieces(stream, name, audio_format, speed, pace, frames, config.sse_keep_alive_s)
         return EventStreamResponse(name, pieces, first=await anext(pieces))
-    pieces = _pieces(stream, name, audio_format, speed, pace)
+    is_whole = _is_sent_whole(body, audio_format)
+    pieces = _pieces(stream, name, audio_format, speed, None if is_whole else pace, is_whole=is_whole)
     first = await anext(pieces, b"")
+    headers = _HEADERS | {"content-length": str(stream.num_held)} if is_whole else _HEADERS
     return AudioStreamResponse(
-        name, pieces, first=first, media_type=MEDIA_TYPES[audio_format], headers=_HEADERS
+        name, pieces, first=first, media_type=MEDIA_TYPES[audio_format], headers=headers
     )
+
+
+def _is_sent_whole(body: SpeechRequest, audio_format: AudioFormat) -> bool:
+    if body.stream is not None:
+        return not body.stream
+    return body.stream_format is None and audio_format in _DECLARING_FORMATS
 
 
 class _EventFrames:
@@ -172,10 +189,13 @@ async def _pieces(
     pace: AudioPace | None,
     frames: _EventFrames | None = None,
     heartbeat_s: float | None = None,
+    *,
+    is_whole: bool = False,
 ) -> AsyncGenerator[bytes, None]:
-    """Yields the audio file as it is made, in `frames` if there are any. The first piece has audio."""
+    """Yields the audio file as it is made, in `frames` if there are any. The first piece has audio. A whole
+    file is yielded once it is complete, and `stream` holds it: a client that reads slowly can lose the rest."""
     tempo = TempoFilter(speed) if speed != 1 else None
-    encoder = StreamEncoder(audio_format)
+    encoder = StreamEncoder(audio_format, is_whole=is_whole)
 
     def write(samples: npt.NDArray[np.float32]) -> bytes:
         return encoder.write(samples if tempo is None else tempo.push(samples))
@@ -184,27 +204,34 @@ async def _pieces(
         rest = b"" if tempo is None else encoder.write(tempo.flush())
         return rest + encoder.close()
 
-    async with aclosing(stream), aclosing(stream.events(heartbeat_s, pace)) as events:
-        async for item in events:
-            if item is None:
-                if frames is not None and frames.has_begun:
-                    yield KEEP_ALIVE
-            elif isinstance(item[1], AudioDelta) and item[1].samples.size:
-                is_quick = tempo is None and encoder.is_quick
-                samples = item[1].samples
-                data = write(samples) if is_quick else await asyncio.to_thread(write, samples)
-                if data and (piece := data if frames is None else frames.delta(data)):
-                    yield piece
-    data = await asyncio.to_thread(close)
-    if data and (piece := data if frames is None else frames.delta(data)):
-        yield piece
+    async with aclosing(stream):
+        async with aclosing(stream.events(heartbeat_s, pace)) as events:
+            async for item in events:
+                if item is None:
+                    if frames is not None and frames.has_begun:
+                        yield KEEP_ALIVE
+                elif isinstance(item[1], AudioDelta) and item[1].samples.size:
+                    is_quick = tempo is None and encoder.is_quick
+                    samples = item[1].samples
+                    data = write(samples) if is_quick else await asyncio.to_thread(write, samples)
+                    stream.hold(encoder.num_kept)
+                    if data and (piece := data if frames is None else frames.delta(data)):
+                        yield piece
+        if stream.num_cut_short:
+            logger.warning("%s: %d passage(s) ended at the limit of codec tokens", name, stream.num_cut_short)
+        data = await asyncio.to_thread(close)
+        for begin in range(0, len(data) if is_whole else 0, _SLICE_BYTES):
+            stream.hold(len(data))
+            yield data[begin : begin + _SLICE_BYTES]
+        if data and not is_whole and (piece := data if frames is None else frames.delta(data)):
+            yield piece
     if frames is not None:
         yield frames.ending(stream.usages)
-    if stream.num_cut_short:
-        logger.warning("%s: %d passage(s) ended at the limit of codec tokens", name, stream.num_cut_short)
 
 
-def _parse(body: SpeechRequest, name: str, generator: Generator) -> tuple[list[OmniRequest], AudioFormat]:
+def _parse(
+    body: SpeechRequest, name: str, generator: Generator, max_characters: int
+) -> tuple[list[OmniRequest], AudioFormat]:
     """Checks rules across fields and those of the model. Returns one or more requests, whose ids contain
     `name` and whose audio is concatenated.
 
@@ -222,7 +249,7 @@ def _parse(body: SpeechRequest, name: str, generator: Generator) -> tuple[list[O
     audio_format = parse_format(format_name)
     if audio_format is None:
         raise unsupported_choice("response_format", format_name, SPEECH_FORMATS)
-    _check_length(body.input, "input")
+    _check_length(body.input, "input", max_characters, ". --max-speech-characters sets the server's limit")
     texts = passages(body.input, model.longest_speech_s, model.about.longest_passage if model.about else None)
     if not any(character.isprintable() and not character.isspace() for character in body.input):
         raise InvalidRequestError(
@@ -232,7 +259,7 @@ def _parse(body: SpeechRequest, name: str, generator: Generator) -> tuple[list[O
     if instructions in ("", "None"):
         instructions = None
     elif body.instructions is not None:
-        _check_length(body.instructions, "instructions")
+        _check_length(body.instructions, "instructions", MAX_INSTRUCTIONS)
     sampling = speech_sampling(body.stage_sampling, body.seed, model)
     seed = body.seed % 2**63 if body.seed is not None else None  # as in chat completions
     requests = [
@@ -247,11 +274,11 @@ def _parse(body: SpeechRequest, name: str, generator: Generator) -> tuple[list[O
     return requests, audio_format
 
 
-def _check_length(text: str, param: str) -> None:
-    if len(text) > MAX_CHARACTERS:
+def _check_length(text: str, param: str, limit: int, hint: str = "") -> None:
+    if len(text) > limit:
         raise InvalidRequestError(
-            f"Invalid '{param}': string too long. Expected a string with maximum length {MAX_CHARACTERS}, "
-            f"but got a string with length {len(text)} instead.",
+            f"Invalid '{param}': string too long. Expected a string with maximum length {limit}, "
+            f"but got a string with length {len(text)} instead{hint}.",
             param=param,
             code="string_above_max_length",
         )
@@ -329,8 +356,9 @@ def speech_router(state: ServerState, config: ApiConfig) -> APIRouter:
         response_class=Response,
         responses={
             200: {
-                "description": "The file, sent while it is made; or, with `stream_format: sse`, its "
-                "bytes as server-sent events, the last of which is `speech.audio.done`.",
+                "description": "The file, sent while it is made, or once it is complete (see `stream`); or, "
+                "with `stream_format: sse`, its bytes as server-sent events, the last of which is "
+                "`speech.audio.done`.",
                 "headers": {
                     name: {"$ref": f"#/components/headers/{name}"}
                     for name in ("X-Audio-Sample-Rate", "X-Audio-Channels")

@@ -107,7 +107,8 @@ class StreamResponse(Response):
         # "no" keeps nginx from buffering the stream.
         common = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(media_type=media_type, headers={**(headers or {}), **common})
-        del self.headers["content-length"]
+        if headers is None or "content-length" not in headers:
+            del self.headers["content-length"]
         self._name = name
         self._first = first
         self._pieces = pieces

@@ -63,32 +63,32 @@ def encode(samples: npt.NDArray[np.float32], format: AudioFormat) -> bytes:
     Without samples, `pcm16` is empty, `wav` is a header, and the other formats hold one sample of silence,
     because readers refuse a file without any. Raises `OmniError` like `to_int16`.
     """
-    pcm = to_int16(samples)
-    if format == "pcm16":
-        return pcm.tobytes()
-    if format == "wav":
-        return _wav_header(pcm.nbytes) + pcm.tobytes()
-    file = io.BytesIO()
-    writer = _CompressedWriter(file, _CODECS[format])
-    writer.write(pcm)
-    writer.close()
-    return file.getvalue()
+    encoder = StreamEncoder(format, is_whole=True)
+    encoder.write(samples)
+    return encoder.close()
 
 
 class StreamEncoder:
-    """Encodes a waveform piece by piece; the joined pieces are one file.
+    """Encodes a waveform piece by piece. Encoding a second to a compressed format takes milliseconds.
 
-    The file does not declare its real length: a `wav` declares the maximum, a `flac` none, and an `mp3` lacks
-    the frame with the number of samples to trim at its ends, so players add up to 0.12 s of silence. Encoding
-    a second to a compressed format takes milliseconds.
+    The joined pieces are one file, which does not declare its real length: a `wav` declares the maximum, a
+    `flac` none, and an `mp3` lacks the frame with the number of samples to trim at its ends, so players add up
+    to 0.12 s of silence. With `is_whole`, `close` returns the whole file, which declares its length, and
+    `write` returns nothing.
     """
 
-    def __init__(self, format: AudioFormat) -> None:
-        self._outflow = _Outflow()
-        if format == "wav":
-            self._outflow.write(_wav_header(_UNKNOWN_DATA_BYTES))
-        self._writer = _CompressedWriter(self._outflow, _CODECS[format]) if format in _CODECS else None
+    def __init__(self, format: AudioFormat, *, is_whole: bool = False) -> None:
+        self._file: io.BytesIO | _Outflow = io.BytesIO() if is_whole else _Outflow()
+        self._is_wav = format == "wav"
+        if self._is_wav:
+            self._file.write(_wav_header(_UNKNOWN_DATA_BYTES))
+        self._writer = _CompressedWriter(self._file, _CODECS[format]) if format in _CODECS else None
         self._closed = False
+
+    @property
+    def num_kept(self) -> int:
+        """Bytes that `close` will return, so far; 0 unless the file is returned as a whole."""
+        return self._file.tell() if isinstance(self._file, io.BytesIO) else 0
 
     @property
     def is_quick(self) -> bool:
@@ -106,15 +106,21 @@ class StreamEncoder:
         if self._writer is not None:
             self._writer.write(pcm)
         else:
-            self._outflow.write(pcm.tobytes())
-        return self._outflow.take()
+            self._file.write(pcm.tobytes())
+        return b"" if isinstance(self._file, io.BytesIO) else self._file.take()
 
     def close(self) -> bytes:
         """Returns the rest: the header of a `wav` without samples, the last frames of other formats."""
         if self._writer is not None and not self._closed:
             self._writer.close()
         self._closed = True
-        return self._outflow.take()
+        if not isinstance(self._file, io.BytesIO):
+            return self._file.take()
+        if self._is_wav:
+            data_bytes = self._file.tell() - _WAV_HEADER_BYTES
+            self._file.seek(0)
+            self._file.write(_wav_header(data_bytes))
+        return self._file.getvalue()
 
 
 class _CompressedWriter:

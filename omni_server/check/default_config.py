@@ -4,6 +4,7 @@ for this machine's GPUs or CPU."""
 import functools
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from omni_server.check.files import read_weights, refuse_damaged_files
@@ -15,7 +16,8 @@ from omni_server.check.machine import (
     refuse_cuda_build_without_gpu,
 )
 from omni_server.check.memory import ModelSizes
-from omni_server.check.placement import Quantization, check_cpu_plan, plan
+from omni_server.check.placement import check_cpu_plan, plan
+from omni_server.check.stage_flags import NO_STAGE_FLAGS, StageFlags
 from omni_server.config.load import find_shipped_config, find_stage_config, load_stage_config
 from omni_server.config.model_folder import architectures_of, resolve_model_folder
 from omni_server.config.stage_config import StageConfig
@@ -75,7 +77,7 @@ def resolve_deployment(
     stage_config: str | Path | StageConfig | None,
     *,
     use_cpu: bool = False,
-    quantization: Quantization | None = None,
+    flags: StageFlags = NO_STAGE_FLAGS,
     revision: str | None = None,
     load_format: str = "auto",
     on_progress: Callable[[str], None] = lambda line: None,
@@ -88,8 +90,8 @@ def resolve_deployment(
     """
     set_library_environment()
     if stage_config is None:
-        if quantization is not None and (use_cpu or not has_gpu()):
-            raise _needs_gpu(quantization)
+        if flags != NO_STAGE_FLAGS and (use_cpu or not has_gpu()):
+            flags.refuse_cpu()
         folder = resolve_model_folder(
             model,
             architectures=servable_architectures(),
@@ -97,16 +99,17 @@ def resolve_deployment(
             needs_weights=False,
             on_progress=on_progress,
         )
-        config = default_stage_config(folder, model, use_cpu=use_cpu, quantization=quantization)
+        config = default_stage_config(folder, model, use_cpu=use_cpu, flags=flags)
         on_progress(f"stage config made for this machine, {describe(config)}")
     elif isinstance(stage_config, StageConfig):
-        config = stage_config
+        config = flags.applied(stage_config)
     else:
         path = find_stage_config(str(stage_config))
         on_progress(f"stage config {path}")
         config = load_stage_config(path)
         if config.platform == "cuda" and use_cpu:
             raise ConfigError(f"{path}: platform is cuda, which --cpu contradicts")
+        config = flags.applied(config)
         if config.platform == "cuda" and not has_gpu():
             defaults = load_family(config.model_family).default_configs
             example = "" if defaults is None else f", such as {defaults.demo}"
@@ -127,7 +130,7 @@ def resolve_deployment(
 
 
 def default_stage_config(
-    folder: Path, name: str, *, use_cpu: bool = False, quantization: Quantization | None = None
+    folder: Path, name: str, *, use_cpu: bool = False, flags: StageFlags = NO_STAGE_FLAGS
 ) -> StageConfig:
     """Makes a config for a checkpoint and this machine. `name` is the model's name in messages.
 
@@ -135,10 +138,11 @@ def default_stage_config(
     """
     on_gpu = has_gpu() and not use_cpu
     family, _, base = base_config(folder, name, on_gpu=on_gpu)
+    base = flags.applied(base)
     set_engine_environment(base)  # the family's imports read it
     model = ModelSizes(name, family.footprints(folder, base), read_weights(folder))
     gpus = gpus_of_this_machine() if on_gpu else []
-    config = chosen_config(gpus, base, model, family, use_cpu=use_cpu, quantization=quantization)
+    config = chosen_config(gpus, base, model, family, use_cpu=use_cpu, flags=flags)
     if on_gpu:
         return config
     check_cpu_plan(memory_of_this_machine(), config, model)
@@ -158,17 +162,19 @@ def chosen_config(
     family: ModelFamily,
     *,
     use_cpu: bool = False,
-    quantization: Quantization | None = None,
+    flags: StageFlags = NO_STAGE_FLAGS,
 ) -> StageConfig:
-    """Plans `base` for `gpus`; without GPUs, returns `base` or the demo's config. Raises `ConfigError`."""
+    """Plans `base`, which has the flags, for `gpus`; without GPUs, returns `base` or the demo's config. Raises
+    `ConfigError`."""
     defaults = family.default_configs
     assert defaults is not None  # `base` is one of them
     if gpus:
-        return plan(gpus, base, model, quantization)
-    if quantization is not None:
-        raise _needs_gpu(quantization)
+        if (share := flags.gpu_memory_utilization) is not None:
+            gpus = [replace(gpu, free=min(int(share * gpu.total), gpu.free or gpu.total)) for gpu in gpus]
+        return flags.applied(plan(gpus, base, model, flags.quantization))
+    flags.refuse_cpu()
     if model.num_parameters <= LARGEST_DEMO:
-        return load_for(find_shipped_config(defaults.demo), base.outputs)
+        return flags.applied(load_for(find_shipped_config(defaults.demo), base.outputs))
     name = f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters)"
     if defaults.cpu is None:
         raise ConfigError(f"{name} needs an NVIDIA GPU: it is too slow on a processor")
@@ -178,10 +184,6 @@ def chosen_config(
             f"config {defaults.cpu}), much slower than speech"
         )
     return base
-
-
-def _needs_gpu(quantization: Quantization) -> ConfigError:
-    return ConfigError(f"--quantization {quantization} needs an NVIDIA GPU")
 
 
 def describe(config: StageConfig) -> str:

@@ -19,8 +19,8 @@ from omni_server.check.machine import (
     shared_memory_free,
 )
 from omni_server.check.memory import ModelSizes, check_cpu_memory, check_gpu_memory
-from omni_server.check.placement import Quantization
 from omni_server.check.report import DeviceMemory, Report
+from omni_server.check.stage_flags import NO_STAGE_FLAGS, StageFlags
 from omni_server.config.load import load_stage_config
 from omni_server.config.model_folder import HubUnreachableError, architectures_of, resolve_model_folder
 from omni_server.config.stage_config import Platform, StageConfig
@@ -44,7 +44,7 @@ class CheckOptions:
     stage_config: Path | None = None
     """None uses what `serve` chooses."""
     use_cpu: bool = False
-    quantization: Quantization | None = None
+    flags: StageFlags = NO_STAGE_FLAGS
     revision: str | None = None
     load_format: str = "auto"
     device_memory: tuple[int, ...] | None = None
@@ -87,6 +87,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     except ConfigError as error:
         report.error("files", str(error))
         return report
+    config = options.flags.applied(config)
     report.folder = str(folder)
     report.architecture = ", ".join(architectures_of(folder))
     report.errors("files", small_file_problems(folder, family))
@@ -113,9 +114,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     if named_config is None and footprints:
         gpus = _gpus(config, options) if on_gpu else []
         try:
-            config = chosen_config(
-                gpus, config, sizes, family, use_cpu=options.use_cpu, quantization=options.quantization
-            )
+            config = chosen_config(gpus, config, sizes, family, use_cpu=options.use_cpu, flags=options.flags)
         except ConfigError as error:
             report.devices = list(gpus)
             report.error("memory", str(error))

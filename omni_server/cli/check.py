@@ -8,10 +8,10 @@ from functools import partial
 from omni_server.cli.command_line import options_of
 from omni_server.cli.model_flags import (
     add_model_flags,
-    add_quantization_flag,
-    refuse_contradictions,
+    add_stage_flags,
     refuse_two_models,
     speaking_demo,
+    stage_flags,
 )
 from omni_server.config.load import find_stage_config
 
@@ -31,7 +31,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
         "cannot be reached."
     )
     add_model_flags(parser)
-    add_quantization_flag(parser)
+    add_stage_flags(parser)
     parser.add_argument(
         "--load-format",
         choices=("auto", "safetensors", "dummy"),
@@ -51,14 +51,15 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     refuse_two_models(parser, options)
+    flags = stage_flags(options)
     from omni_server.check.report import as_json, as_text
     from omni_server.check.run import CheckOptions, check
 
-    refuse_contradictions(options.stage_config, options.quantization)
     path = None if options.stage_config is None else find_stage_config(options.stage_config)
     on_progress = partial(print, file=sys.stderr)
     model = options.model or str(speaking_demo())
-    report = check(options_of(CheckOptions, options, model=model, stage_config=path), on_progress)
+    checked = options_of(CheckOptions, options, model=model, stage_config=path, flags=flags)
+    report = check(checked, on_progress)
     print(as_json(report) if options.json else as_text(report))
     return EXIT_CODES[report.fits]
 

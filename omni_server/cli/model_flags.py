@@ -1,12 +1,17 @@
 """Flags shared by the commands that run or check a model: which checkpoint runs, where and how."""
 
 import argparse
+import re
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import get_args
 
 from omni_server.check.placement import Quantization
+from omni_server.check.stage_flags import StageFlags
+from omni_server.cli.command_line import options_of, positive_count
 from omni_server.config.model_folder import EXAMPLE_MODEL
+from omni_server.config.stage_config import MAX_MEMORY_FRACTION
 from omni_server.errors import ConfigError
 
 SPEAKING_DEMO = "speaking-demo"
@@ -55,19 +60,36 @@ def speaking_demo() -> Path:
     return Path(str(files("stages.qwen2_5_omni"))) / "speaking_demo"
 
 
-def add_quantization_flag(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+def add_stage_flags(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
     parser.add_argument(
         "--quantization",
         choices=get_args(Quantization),
         help="weight precision of the language model that reads the prompt; fp8: quantized while the weights "
         "load; awq, gptq: as in the checkpoint (default: the checkpoint's own)",
     )
+    numbers: tuple[tuple[str, Callable[[str], float], str], ...] = (
+        ("max-model-len", positive_count, "longest prompt and answer, in tokens, of the stage that reads it"),
+        ("tensor-parallel-size", positive_count, "ranks of that stage; it needs as many devices"),
+        ("gpu-memory-utilization", _memory_share, "share of a GPU's memory for all stages on it together"),
+    )
+    for name, kind, text in numbers:
+        parser.add_argument(f"--{name}", metavar="N", type=kind, help=f"{text} (default: the stage config's)")
 
 
-def refuse_contradictions(stage_config: str | None, quantization: str | None) -> None:
-    """Raises `ConfigError` for --quantization together with --stage-config."""
-    if stage_config is not None and quantization is not None:
+def _memory_share(text: str) -> float:
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or not 0 < float(text) <= MAX_MEMORY_FRACTION:
+        raise argparse.ArgumentTypeError(f"'{text}' is not more than 0 and at most {MAX_MEMORY_FRACTION}")
+    return float(text)
+
+
+def stage_flags(options: argparse.Namespace) -> StageFlags:
+    """Raises `ConfigError` if they contradict --stage-config or --cpu."""
+    flags = options_of(StageFlags, options)
+    if options.use_cpu:
+        flags.refuse_cpu()
+    if options.stage_config is not None and flags.quantization is not None:
         raise ConfigError(
             "--quantization decides how a stage config is made, and --stage-config names one: set "
             "engine_args.quantization of the stage in it instead"
         )
+    return flags

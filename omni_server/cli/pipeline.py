@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_server.check.default_config import resolve_deployment
-from omni_server.cli.model_flags import refuse_contradictions, speaking_demo
+from omni_server.cli.model_flags import speaking_demo
 from omni_server.cli.serve_flags import ServeOptions
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
@@ -26,12 +26,11 @@ def prepare(
 
     Raises `ConfigError`.
     """
-    refuse_contradictions(options.stage_config, options.quantization)
     model_dir, config = resolve_deployment(
         options.model or str(speaking_demo()),
         stage_config or options.stage_config,
         use_cpu=options.use_cpu,
-        quantization=options.quantization,
+        flags=options.stage_flags,
         revision=options.revision,
         load_format=options.load_format,
         on_progress=on_progress,

@@ -49,7 +49,7 @@ _PRINT_TEXT = "import json, sys; print(json.load(sys.stdin)['choices'][0]['messa
 def fill(parser: argparse.ArgumentParser) -> None:
     parser.description = "Serve a model over HTTP, with an OpenAI-compatible API."
     parser.epilog = (
-        "Everything that concerns one stage (devices, memory, lengths, batching, sampling, vLLM's engine "
+        "Everything else that concerns a stage (devices, memory, lengths, batching, sampling, vLLM's engine "
         "arguments) is set in the stage config; `omni-server config show` prints one. HF_HOME, HF_TOKEN and "
         "HF_HUB_OFFLINE are honoured."
     )

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from omni_server.api.config import ApiConfig, CorsRules, TlsFiles
-from omni_server.check.placement import Quantization
+from omni_server.check.stage_flags import NO_STAGE_FLAGS, StageFlags
 from omni_server.cli.command_line import (
     count,
     options_of,
@@ -28,8 +28,9 @@ from omni_server.cli.command_line import (
 from omni_server.cli.model_flags import (
     SPEAKING_DEMO,
     add_model_flags,
-    add_quantization_flag,
+    add_stage_flags,
     refuse_two_models,
+    stage_flags,
 )
 from omni_server.errors import ConfigError
 from omni_server.media.limits import MediaLimits
@@ -72,7 +73,7 @@ class ServeOptions:
     """None serves the demo model."""
     stage_config: str | None = None
     use_cpu: bool = False
-    quantization: Quantization | None = None
+    stage_flags: StageFlags = NO_STAGE_FLAGS
     served_model_names: tuple[str, ...] = (SPEAKING_DEMO,)
     """Names that requests may use as `model`; responses report the first."""
     revision: str | None = None
@@ -98,7 +99,7 @@ def add_serve_flags(parser: argparse.ArgumentParser, defaults: ApiConfig = _DEFA
     group.add_argument(
         "--model", metavar="MODEL", dest="model_flag", help="MODEL as a flag, as vLLM's images pass it"
     )
-    add_quantization_flag(group)
+    add_stage_flags(group)
     _add(
         group,
         "served_model_names",
@@ -153,6 +154,7 @@ def add_serve_flags(parser: argparse.ArgumentParser, defaults: ApiConfig = _DEFA
     _add(group, "max_header_bytes", "max_header_fields", "max_url_bytes", "header_timeout_s")
     _add(group, "max_body_bytes", "body_timeout_s", "max_total_body_bytes")
     _add(group, "max_unsent_bytes", "max_total_unsent_bytes")
+    _add(group, "max_speech_characters")
     _add(group, "max_audio_ahead_s", unset="no limit")
     _add(group, "http_send_timeout_s")
 
@@ -193,6 +195,7 @@ def serve_options(parser: argparse.ArgumentParser, options: argparse.Namespace) 
         ServeOptions,
         options,
         served_model_names=tuple(options.served_model_names or (options.model or SPEAKING_DEMO,)),
+        stage_flags=stage_flags(options),
         log_level=options.server_log_level,
         api=_api_config(options),
     )

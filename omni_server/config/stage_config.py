@@ -230,15 +230,19 @@ class StageConfig(FrozenModel):
                 )
         return self
 
-    @model_validator(mode="after")
-    def _check_memory(self) -> "StageConfig":
-        if self.platform != "cuda":
-            return self
+    def memory_shares(self) -> dict[int, float]:
+        """The sum of the stages' shares on each device."""
         used: dict[int, float] = defaultdict(float)
         for stage in self.stages.values():
             for device in stage.devices:
                 used[device] += stage.uses_of(device) * stage.gpu_memory_utilization
-        for device, fraction in sorted(used.items()):
+        return used
+
+    @model_validator(mode="after")
+    def _check_memory(self) -> "StageConfig":
+        if self.platform != "cuda":
+            return self
+        for device, fraction in sorted(self.memory_shares().items()):
             if fraction > MAX_MEMORY_FRACTION + 1e-9:
                 parts = [
                     f"{name} {stage.gpu_memory_utilization:g}"

@@ -34,14 +34,14 @@ class ScriptedServer:
         self._thread = threading.Thread(target=lambda: self._uvicorn.run(sockets=[listener]))
         self._thread.start()
 
-    def reset(self) -> None:
+    def reset(self, config: ApiConfig | None = None) -> None:
         self.generator = FakeGenerator()
         self.state = ServerState(self.generator)
         self.key: str | None = None
         """Required under /v1/."""
         self.voices: list[dict[str, str | None]] | None = None
         """What `/v1/audio/voices` lists; None leaves that path to the application."""
-        self._app: ASGIApp = create_app(self.state, ApiConfig())
+        self._app: ASGIApp = create_app(self.state, config or ApiConfig())
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def set(self, event: asyncio.Event) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from omni_server.api.config import ApiConfig
 from omni_server.errors import OverloadedError
 from omni_server.types import AudioDelta, ReadAloud
 from tests.browser.browser import DOWNLOADS, Browser, WebPage
@@ -53,6 +54,15 @@ def test_text_that_the_server_would_refuse_for_its_length_cannot_be_sent(page: W
     assert not page.find("#read-start").is_enabled()
 
 
+def test_the_limit_is_the_servers(browser: Browser, server: ScriptedServer) -> None:
+    server.reset(ApiConfig(max_speech_characters=9))
+    page = browser.open(f"{server.url}#read-aloud")
+    page.wait_ready()
+    page.find("#read-text").send_keys("0123456789")
+    assert page.text("#read-count") == "10 of 9 characters: too long"
+    assert not page.find("#read-start").is_enabled()
+
+
 def test_voice_speed_and_format_reach_the_request_and_survive_a_reload(page: WebPage) -> None:
     page.find("#read-voice").send_keys("Ethan")
     page.find("#format").send_keys("MP3")
@@ -65,11 +75,12 @@ def test_voice_speed_and_format_reach_the_request_and_survive_a_reload(page: Web
     read(page)
     wait_read(page)
     (body,) = page.bodies("v1/audio/speech")
-    assert {name: body[name] for name in ("input", "voice", "response_format", "speed")} == {
+    assert {name: body[name] for name in ("input", "voice", "response_format", "speed", "stream")} == {
         "input": "Good morning!",
         "voice": "Ethan",
         "response_format": "mp3",
         "speed": 2,
+        "stream": True,
     }
     # Twice as fast, with what MP3 adds at both ends.
     assert len(SAMPLES) / 2 <= page.num_samples() < len(SAMPLES) / 2 + 4000

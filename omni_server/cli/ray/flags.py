@@ -66,7 +66,7 @@ def checked(
         raise ConfigError("--requests-per-pipeline needs --max-pipelines")
     if ray_options.max_pipelines is not None and ray_options.max_pipelines < ray_options.pipelines:
         raise ConfigError("--max-pipelines is less than --pipelines")
-    config = load_stage_config(find_stage_config(options.stage_config))
+    config = options.stage_flags.applied(load_stage_config(find_stage_config(options.stage_config)))
     pipeline_needs(config, options.api)
     return options, ray_options, config
 

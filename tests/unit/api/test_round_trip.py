@@ -38,7 +38,9 @@ async def _spoken(format: AudioFormat, *, is_streamed: bool) -> bytes:
     pieces = [AudioDelta(at, samples[at : at + PIECE]) for at in range(0, len(samples), PIECE)]
     generator = FakeGenerator(script=[*pieces, finished()])
     if is_streamed:
-        body = {"model": "omni", "input": "Hello.", "voice": "Ethan", "response_format": format}
+        body = {"model": "omni", "input": "Hello.", "voice": "Ethan", "response_format": format} | {
+            "stream": True
+        }
         return (await _post(generator, "/v1/audio/speech", json=body)).content
     body = chat(**SPEECH | {"audio": {"voice": "Ethan", "format": format}})
     answer = await _post(generator, "/v1/chat/completions", json=body)

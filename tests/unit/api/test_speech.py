@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import wave
 from contextlib import suppress
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.unit.api.fake_generator import (
     TEXT_ONLY_MODEL,
     FakeGenerator,
     Hang,
+    ScriptEntry,
     Wait,
     finished,
     speech_script,
@@ -79,13 +81,26 @@ def events_of(response: httpx2.Response) -> tuple[bytes, dict[str, Any]]:
 # -- the file
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"stream": True},
+        {"stream": False},
+        {"stream_format": "audio"},
+        {"stream_format": "audio", "stream": False},
+    ],
+)
 @pytest.mark.parametrize(("name", "media_type"), FORMATS.items())
-async def test_every_format_is_a_file_of_its_media_type(name: str, media_type: str) -> None:
-    response = await spoken_by(FakeGenerator(), response_format=name)
+async def test_every_format_is_a_file_of_its_media_type(
+    name: str, media_type: str, fields: dict[str, Any]
+) -> None:
+    response = await spoken_by(FakeGenerator(), response_format=name, **fields)
     headers = response.headers
     assert headers["content-type"] == media_type
     assert (headers["x-audio-sample-rate"], headers["x-audio-channels"]) == ("24000", "1")
-    assert "content-length" not in headers  # it is sent while it is made
+    is_whole = not fields.get("stream", "stream_format" in fields or name not in ("wav", "flac"))
+    assert headers.get("content-length") == (str(len(response.content)) if is_whole else None)
     if name.startswith("pcm"):
         assert response.content == PCM.tobytes()
         return
@@ -96,9 +111,28 @@ async def test_every_format_is_a_file_of_its_media_type(name: str, media_type: s
         assert np.abs(samples).max() > 10_000
 
 
+@pytest.mark.parametrize("speed", [1, 2])
+@pytest.mark.parametrize("text", [TEXT, LONG])
+async def test_a_wav_or_flac_file_declares_its_length_unless_it_is_streamed(text: str, speed: float) -> None:
+    generator = FakeGenerator()
+    wav = (await spoken_by(generator, text=text, response_format="wav", speed=speed)).content
+    num_passages = len(generator.requests)
+    with wave.open(io.BytesIO(wav)) as file:
+        num_frames = file.getnframes()
+        assert len(file.readframes(2 * num_frames)) == 2 * num_frames == len(wav) - 44
+    assert num_frames == pytest.approx(num_passages * len(SAMPLES) / speed, abs=2400 * (speed - 1))
+    flac = (await spoken_by(FakeGenerator(), text=text, response_format="flac", speed=speed)).content
+    with soundfile.SoundFile(io.BytesIO(flac)) as file:
+        assert file.frames == num_frames == len(file.read())
+
+    streamed = (await spoken_by(FakeGenerator(), response_format="wav", stream=True)).content
+    with wave.open(io.BytesIO(streamed)) as file:
+        assert file.getnframes() > 10**9
+
+
 @pytest.mark.parametrize("name", FORMATS)
 async def test_events_hold_the_bytes_of_the_file(name: str) -> None:
-    whole = await spoken_by(FakeGenerator(), response_format=name)
+    whole = await spoken_by(FakeGenerator(), response_format=name, stream=True)
     data, usage = events_of(await spoken_by(FakeGenerator(), response_format=name, stream_format="sse"))
     assert data == whole.content
     assert usage == {
@@ -109,7 +143,7 @@ async def test_events_hold_the_bytes_of_the_file(name: str) -> None:
 
 
 @pytest.mark.parametrize("speed", [0.25, 0.5, 1, 1.5, 4.0])
-@pytest.mark.parametrize("fields", [{}, {"stream_format": "sse"}])
+@pytest.mark.parametrize("fields", [{}, {"stream_format": "sse"}, {"stream_format": "sse", "stream": False}])
 async def test_speech_is_as_fast_as_asked_for(fields: dict[str, str], speed: float) -> None:
     response = await spoken_by(FakeGenerator(), response_format="pcm", speed=speed, **fields)
     data = events_of(response)[0] if fields else response.content
@@ -248,6 +282,16 @@ async def test_bad_field_is_refused(body: dict[str, Any], param: str, code: str)
     assert generator.requests == []
 
 
+async def test_the_operator_limits_the_text() -> None:
+    app = app_of(FakeGenerator(), ApiConfig(max_speech_characters=5000))
+    assert (await post_speech(app, speech("a" * 5000))).status_code == 200
+    error = error_of(await post_speech(app, speech("a" * 5001)))
+    assert (error["param"], error["code"]) == ("input", "string_above_max_length")
+    assert "--max-speech-characters" in error["message"]
+    async with http_client(app) as client:
+        assert (await client.get("/v1/models")).json()["data"][0]["max_speech_characters"] == 5000
+
+
 async def test_the_refusal_of_a_format_is_in_openais_words() -> None:
     error = error_of(await post_speech(app_of(FakeGenerator()), speech(response_format="m4a")))
     assert error["message"] == (
@@ -301,7 +345,7 @@ async def test_failure_after_the_first_sound_cuts_the_connection(
 ) -> None:
     life = Life(FakeGenerator(script=[FIRST_PIECE, StageDeadError("talker", "gone")]))
     async with served(life), client_of(life.address) as client:
-        body = speech(response_format=audio_format)
+        body = speech(response_format=audio_format, stream=True)
         async with client.stream("POST", SPEECH_URL, json=body) as response:
             assert response.status_code == 200
             with pytest.raises(httpx2.RemoteProtocolError, match="incomplete"):
@@ -309,6 +353,27 @@ async def test_failure_after_the_first_sound_cuts_the_connection(
         assert (await client.get("/health")).status_code == 200
     assert "its connection is closed: engine_dead \"stage 'talker': gone\"" in caplog.text
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("fields", [{"response_format": "wav"}, {"stream": False}])
+async def test_failure_of_a_file_that_is_not_streamed_has_a_status_of_its_own(fields: dict[str, Any]) -> None:
+    generator = FakeGenerator(script=[FIRST_PIECE, StageDeadError("talker", "gone")])
+    error = error_of(await post_speech(app_of(generator), speech(**fields)), 503)
+    assert error["code"] == "engine_dead"
+    assert generator.generations[0].num_closed == 1
+
+
+async def test_a_file_that_is_not_streamed_is_bounded() -> None:
+    """Each second is less than what may be unsent, and all of them are more."""
+    pieces = [AudioDelta(index, np.zeros(24_000, np.float32)) for index in range(5)]
+    app = app_of(FakeGenerator(script=[*pieces, finished()]), ApiConfig(max_unsent_bytes=220_000))
+    streamed = await post_speech(app, speech(response_format="pcm"))
+    assert len(streamed.content) == 5 * 48_000
+    error = error_of(await post_speech(app, speech(response_format="pcm", stream=False)))
+    assert error["code"] == "client_too_slow"
+    assert "'stream': true" in error["message"]
+    async with http_client(app) as client:
+        assert "omni_slow_client_disconnects_total 1.0" in (await client.get("/metrics")).text
 
 
 async def test_failure_of_a_later_passage_leaves_the_response_without_an_end() -> None:
@@ -345,9 +410,19 @@ async def test_leaving_closes_the_generation(fields: dict[str, Any]) -> None:
         await asyncio.wait_for(generator.generations[0].closed.wait(), 10)
 
 
-@pytest.mark.parametrize("fields", [{}, {"stream_format": "sse"}, {"response_format": "flac"}])
-async def test_leaving_before_the_first_sound_closes_the_generation(fields: dict[str, Any]) -> None:
-    generator = FakeGenerator(script=[Hang()])
+@pytest.mark.parametrize(
+    ("fields", "script"),
+    [
+        ({}, [Hang()]),
+        ({"stream_format": "sse"}, [Hang()]),
+        ({"response_format": "flac"}, [FIRST_PIECE, Hang()]),
+        ({"response_format": "wav"}, [FIRST_PIECE, Hang()]),
+    ],
+)
+async def test_leaving_before_anything_is_sent_closes_the_generation(
+    fields: dict[str, Any], script: list[ScriptEntry]
+) -> None:
+    generator = FakeGenerator(script=script)
     async with AsgiCall(app_of(generator), speech(**fields), path=SPEECH_URL) as call:
         await asyncio.wait_for(generator.submitted.wait(), 10)
         await asyncio.sleep(0.01)

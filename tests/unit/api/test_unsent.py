@@ -110,6 +110,33 @@ async def test_choices_share_what_may_wait() -> None:
     assert state.unsent.num_bytes == 0
 
 
+async def test_what_a_caller_holds_counts_until_the_answer_is_dropped_or_closed() -> None:
+    state = state_of(MIB)
+    async with answer_of(state, [finished()]) as answer:
+        for num_bytes in (1000, MIB):
+            answer.hold(num_bytes)
+            assert state.unsent.num_bytes == num_bytes
+        for num_bytes in (MIB + 1, 1):
+            with pytest.raises(InvalidRequestError, match="too large without 'stream': true"):
+                answer.hold(num_bytes)
+            assert state.unsent.num_bytes == 0
+    async with answer_of(state, [finished()]) as answer:
+        answer.hold(1000)
+    assert state.unsent.num_bytes == 0
+
+
+async def test_a_finished_file_that_its_client_does_not_read_makes_room_for_another() -> None:
+    body = TO_SAY | {"stream": False}
+    num_bytes = 48_000 * len(MINUTES)
+    life = Life(FakeGenerator(script=[*MINUTES, finished()]))
+    config = replace(QUIET, max_total_unsent_bytes=num_bytes * 3 // 2)
+    async with served(life, config), connection(life, SPEECH_URL, body) as slow:
+        assert f"content-length: {num_bytes}".encode() in await slow.read(4096)
+        async with client_of(life.address) as client:
+            assert len((await client.post(SPEECH_URL, json=body)).content) == num_bytes
+        assert len(await rest_of(slow)) < num_bytes - MIB
+
+
 def test_log_probabilities_count() -> None:
     token = TokenLogprob("a", b"a", -0.1)
     bare = TextDelta("a", (1,))

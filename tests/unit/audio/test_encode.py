@@ -136,6 +136,22 @@ def test_streamed_wav_declares_sizes_that_fit_signed_32_bits() -> None:
     assert data_size == riff_size - 36
 
 
+@pytest.mark.parametrize("num_pieces", [1, 7])
+@pytest.mark.parametrize("format", AUDIO_FORMATS)
+def test_a_file_that_is_written_in_pieces_and_taken_whole_is_the_whole_encoding(
+    format: AudioFormat, num_pieces: int
+) -> None:
+    encoder = StreamEncoder(format, is_whole=True)
+    for piece in np.array_split(_tone(36_000), num_pieces):
+        assert encoder.write(piece) == b""
+    assert encoder.num_kept <= len(data := encoder.close())
+    if format in LOSSLESS:
+        assert data == encode(_tone(36_000), format)
+    assert len(read_audio(data) if format != "pcm16" else data) >= 36_000
+    if format in FILE_FORMATS:
+        assert soundfile.info(io.BytesIO(data)).frames == 36_000
+
+
 def test_a_wav_stream_of_nothing_is_a_header() -> None:
     (header,) = _stream("wav", [])
     assert soundfile.info(io.BytesIO(header)).frames == 0

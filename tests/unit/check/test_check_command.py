@@ -70,6 +70,23 @@ def test_the_7b_fits_on_80_gb(check: Check, seven_b: Path) -> None:
     assert 2.0 * GB < talker["kv_cache"] < 2.9 * GB
 
 
+def test_flags_of_stages_are_checked_with_the_config_that_is_chosen(check: Check, seven_b: Path) -> None:
+    flags = ["--max-model-len", "4096", "--gpu-memory-utilization", "0.6"]
+    code, report = check(seven_b, "--load-format", "dummy", "--device-memory", "80G", *flags)
+
+    assert code == 0
+    assert report["stages"][0]["max_model_len"] == 4096
+    shares = sum(stage["share"] for stage in report["stages"])
+    assert shares == pytest.approx(0.6 * H100, abs=len(report["stages"]))
+
+
+def test_flags_of_stages_change_the_config_that_is_named(check: Check, seven_b: Path) -> None:
+    words = [*SHIPPED, "--device-memory", "80G", "--gpu-memory-utilization", "0.3"]
+    error = errors(check(seven_b, *words)[1])[0]
+
+    assert error.startswith("memory: stages.thinker.gpu_memory_utilization 0.2")
+
+
 SHIPPED = ["--load-format", "dummy", "--stage-config", "qwen2_5_omni"]
 
 

@@ -46,11 +46,10 @@ def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
 def test_a_flag_of_one_stage_is_refused_with_the_place_where_it_belongs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run_and_exit("serve", "some/model", "--gpu-memory-utilization=0.5") == 2
+    assert run_and_exit("serve", "some/model", "--max-num-seqs=5") == 2
     assert capsys.readouterr().err.splitlines()[0] == (
-        "omni-server serve: error: unrecognized argument --gpu-memory-utilization=0.5: "
-        "gpu_memory_utilization belongs to a stage; set stages.<name>.gpu_memory_utilization in the file "
-        "that --stage-config names"
+        "omni-server serve: error: unrecognized argument --max-num-seqs=5: "
+        "max_num_seqs belongs to a stage; set stages.<name>.max_num_seqs in the file that --stage-config names"
     )
 
 

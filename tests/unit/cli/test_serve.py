@@ -11,6 +11,7 @@ from omni_server.api.config import ApiConfig, CorsRules, TlsFiles
 from omni_server.check import default_config
 from omni_server.check.machine import Gpu
 from omni_server.check.report import DeviceMemory
+from omni_server.check.stage_flags import StageFlags
 from omni_server.cli import pipeline, serve
 from omni_server.cli.main import main
 from omni_server.cli.serve_flags import KEY_VARIABLES, ServeOptions
@@ -43,7 +44,6 @@ def test_the_defaults(parsed: list[ServeOptions]) -> None:
             model="some/model",
             stage_config=None,
             use_cpu=False,
-            quantization=None,
             served_model_names=("some/model",),
             revision=None,
             load_format="auto",
@@ -57,7 +57,8 @@ def test_the_defaults(parsed: list[ServeOptions]) -> None:
 
 def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
     flags = (
-        "--stage-config mine.yaml --cpu --quantization fp8 --served-model-name first second --revision v2 "
+        "--quantization fp8 --max-model-len 8192 --tensor-parallel-size 2 --gpu-memory-utilization 0.8 "
+        "--served-model-name first second --revision v2 --max-speech-characters 10000 "
         "--load-format dummy --host 0.0.0.0 "
         "--port 9000 --max-body-size 64M --allowed-media-domains a.example b.example --request-timeout 90 "
         "--shutdown-timeout 0 --disable-fastapi-docs --log-level debug --uvicorn-log-level warning "
@@ -81,9 +82,7 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
     assert parsed == [
         ServeOptions(
             model="some/model",
-            stage_config="mine.yaml",
-            use_cpu=True,
-            quantization="fp8",
+            stage_flags=StageFlags("fp8", 8192, 2, 0.8),
             served_model_names=("first", "second"),
             revision="v2",
             load_format="dummy",
@@ -105,6 +104,7 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
                     allow_credentials=True,
                 ),
                 max_queue=9,
+                max_speech_characters=10000,
                 max_concurrency_per_key=3,
                 max_body_bytes=64 * 1024 * 1024,
                 body_timeout_s=7.0,
@@ -139,6 +139,12 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
             ),
         )
     ]
+
+
+def test_stage_config_and_cpu_reach_their_place(parsed: list[ServeOptions]) -> None:
+    assert main(["serve", "some/model", "--stage-config", "mine.yaml", "--cpu"]) == 0
+
+    assert (parsed[0].stage_config, parsed[0].use_cpu) == ("mine.yaml", True)
 
 
 def test_the_model_may_be_a_flag(parsed: list[ServeOptions]) -> None:
@@ -183,6 +189,15 @@ def test_the_demo_comes_with_the_package(
         ),
         ("a --max-queue=-1", "argument --max-queue: '-1' is not a whole number of 0 or more"),
         ("a --max-image-pixels 0", "argument --max-image-pixels: must be 1 or more"),
+        ("a --max-model-len 0", "argument --max-model-len: must be 1 or more"),
+        ("a --tensor-parallel-size 0", "argument --tensor-parallel-size: must be 1 or more"),
+        *(
+            (
+                f"a --gpu-memory-utilization {share}",
+                f"argument --gpu-memory-utilization: '{share}' is not more than 0 and at most 0.95",
+            )
+            for share in ("0", "0.96", "90", "nan", "high")
+        ),
         ("a --request-timeout 0", "argument --request-timeout: must be more than 0 seconds"),
         ("a --request-timeout nan", "argument --request-timeout: 'nan' is not a number of seconds"),
         ("a --shutdown-timeout=-1", "argument --shutdown-timeout: '-1' is not a number of seconds"),
@@ -256,6 +271,7 @@ def test_a_key_may_come_from_the_environment(
             "--max-total-body-size is less than --max-body-size: the largest body would never be taken",
         ),
         ("--ssl-certfile c.pem --ssl-cert-reqs 2", "--ssl-cert-reqs needs --ssl-ca-certs"),
+        ("--cpu --gpu-memory-utilization 0.5", "--gpu-memory-utilization needs an NVIDIA GPU"),
         ("--max-concurrency-per-key 2", "--max-concurrency-per-key needs --api-key"),
         ("--root-path omni", "--root-path 'omni' must begin with a slash"),
         ('--allowed-origins ["a"', "--allowed-origins: '[\"a\"' is not a JSON list of strings"),
@@ -404,6 +420,8 @@ def test_on_a_gpu_the_config_is_planned_for_it(
         "stage config made for this machine, platform cuda: thinker (device 0, share 0."
         in capsys.readouterr().out
     )
+    assert main(["serve", str(seven_b), "--load-format", "dummy", "--gpu-memory-utilization", "0.5"]) == 2
+    assert "device 0 has 25.8 GB, 12.9 GB of them for stages" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -415,6 +433,15 @@ def test_on_a_gpu_the_config_is_planned_for_it(
         ),
         ("--stage-config qwen2_5_omni --cpu", "platform is cuda, which --cpu contradicts"),
         ("--cpu --quantization fp8", "--quantization fp8 needs an NVIDIA GPU"),
+        (
+            "--stage-config qwen2_5_omni.demo-cpu --gpu-memory-utilization 0.5",
+            "on a CPU, set kv_cache_memory_bytes in the engine_args of each stage",
+        ),
+        (
+            "--stage-config qwen2_5_omni --tensor-parallel-size 2",
+            "--tensor-parallel-size 2 needs 2 devices for the thinker, which has [0]: set its 'devices: [0, 1]'",
+        ),
+        ("--stage-config diffusers --max-model-len 9", "which samples no tokens: set its fields in the file"),
     ],
 )
 def test_flags_that_contradict_the_stage_config_are_refused(

@@ -27,10 +27,10 @@ export const apiKey = {
 };
 
 /**
- * What is served: `{id, answers, hearsSpeech, voices: [{id, name}], inputs, images, about}`; `answers` is false
- * for a model that only makes images, `hearsSpeech` for one that does not understand what it hears, `voices` is
- * empty for one that cannot speak, `images` are those of the API, and `about` is `{notice, example_prompts}`;
- * both may be null.
+ * What is served: `{id, answers, hearsSpeech, maxSpeechCharacters, voices: [{id, name}], inputs, images, about}`;
+ * `answers` is false for a model that only makes images, `hearsSpeech` for one that does not understand what it
+ * hears, `voices` is empty for one that cannot speak, `images` are those of the API, and `about` is
+ * `{notice, example_prompts}`; both may be null.
  */
 export async function describeModel() {
   const { data } = await (await request("v1/models")).json();
@@ -40,6 +40,7 @@ export async function describeModel() {
     id: model.id,
     answers: model.modalities?.output?.some((kind) => kind !== "image") ?? true,
     hearsSpeech: model.about?.understands_speech ?? true,
+    maxSpeechCharacters: model.max_speech_characters,
     voices: speaks ? ((await listVoices()) ?? (model.voices ?? []).map((id) => ({ id, name: id }))) : [],
     inputs: model.modalities?.input ?? ["text", "audio", "image", "video"],
     images: model.images ?? null,
@@ -73,7 +74,7 @@ export async function startAnswer(body, signal) {
  * after `signal`.
  */
 export async function* readAloud(body, signal) {
-  const response = await postJson("v1/audio/speech", body, signal);
+  const response = await postJson("v1/audio/speech", { ...body, stream: true }, signal);
   const reader = response.body.getReader();
   try {
     for (;;) {

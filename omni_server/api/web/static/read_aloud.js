@@ -13,7 +13,6 @@ import { formatSeconds, preparing } from "./timings.js";
 import { voiceOf } from "./voices.js";
 
 const REDRAW_MS = 120;
-const MAX_CHARACTERS = 4096;
 
 /** The reading that is being made or played. */
 let current = null;
@@ -150,8 +149,9 @@ function updateButtons() {
   const { value } = element("read-text");
   const isEmpty = value.trim() === "";
   const count = [...value].length; // as the server counts, not in UTF-16
-  element("read-count").textContent = `${count} of ${MAX_CHARACTERS} characters${count > MAX_CHARACTERS ? ": too long" : ""}`;
-  const isReadable = served.isReady && !isEmpty && count <= MAX_CHARACTERS;
+  const limit = served.model?.maxSpeechCharacters ?? 4096;
+  element("read-count").textContent = `${count} of ${limit} characters${count > limit ? ": too long" : ""}`;
+  const isReadable = served.isReady && !isEmpty && count <= limit;
   element("read-start").hidden = current !== null;
   element("read-stop").hidden = current === null;
   element("read-start").disabled = !isReadable;
