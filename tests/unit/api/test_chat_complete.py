@@ -121,7 +121,7 @@ async def test_content_of_an_assistant_turn_comes_before_its_audio() -> None:
 async def test_expired_audio_id_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     app = app_of(FakeGenerator())
     audio = (await post(app, chat(**SPEECH))).json()["choices"][0]["message"]["audio"]
-    monkeypatch.setattr("omni_server.api.messages.time.time", lambda: audio["expires_at"])
+    monkeypatch.setattr("omni_server.api.answer_store.time.time", lambda: audio["expires_at"])
     body = chat()
     body["messages"].append({"role": "assistant", "audio": {"id": audio["id"]}})
     assert error_of(await post(app, body))["code"] == "audio_not_found"
