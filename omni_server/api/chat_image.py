@@ -9,7 +9,13 @@ from dataclasses import replace
 
 from omni_server.api.config import ApiConfig
 from omni_server.api.image_options import ImageOptions
-from omni_server.api.images.parse import check_prompt, checked_options, image_outputs
+from omni_server.api.images.parse import (
+    OTHER_SERVERS_FIELDS,
+    OTHER_SERVERS_HINTS,
+    check_prompt,
+    checked_options,
+    image_outputs,
+)
 from omni_server.api.images.schemas import MAX_IMAGES
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import check_media, media_kinds, message_parts
@@ -21,22 +27,12 @@ from omni_server.types import ChatMessage, ContentPart, ImagePart, ModelInfo, Om
 from omni_server.types.images import ImageOutput
 
 _HARMLESS_VALUES: Mapping[str, Sequence[object]] = {
+    **OTHER_SERVERS_FIELDS,
     "partial_images": (None, 0),
-    "width": (None,),
-    "height": (None,),
-    "image_config": (None, {}),
-    "num_outputs_per_prompt": (None, 1),
-    "extra_body": (None, {}),
 }
-"""Fields of the image endpoints and of other servers that change the image, with the values that have no
-effect."""
-_HINTS = {
+_HINTS: Mapping[str, str] = {
+    **OTHER_SERVERS_HINTS,
     "partial_images": "Chats have no previews: 'partial_images' is for /v1/images/generations.",
-    "width": "'width' is not supported; use 'size' instead, as in '1024x1024'.",
-    "height": "'height' is not supported; use 'size' instead, as in '1024x1024'.",
-    "image_config": "'image_config' is not supported; use 'size' instead, as in '1024x1024'.",
-    "num_outputs_per_prompt": "'num_outputs_per_prompt' is not supported; use 'n' instead.",
-    "extra_body": "'extra_body' is an argument of OpenAI's client: put its fields beside 'messages'.",
 }
 
 

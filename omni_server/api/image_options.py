@@ -14,6 +14,7 @@ MAX_LORAS = 8
 MAX_LORA_SCALE = 10
 
 ImageFormat = Literal["png", "jpeg", "webp"]
+Side = Annotated[Integer, Field(ge=1, lt=10**9)]
 Guidance = Annotated[float, Field(ge=0, le=MAX_GUIDANCE)]
 
 
@@ -54,12 +55,15 @@ class ImageOptions(BaseModel):
     size: Annotated[str, Field(examples=["auto", "1024x1024"])] | None = None
     """Width and height in pixels; `auto`, the default, is the model's. An edit then has the shape of the
     first image."""
+    width: Side | None = None
+    """Extension: with `height` in place of `size`."""
+    height: Side | None = None
     output_format: ImageFormat | None = None
     """`png` is the default."""
     output_compression: Annotated[Integer, Field(ge=0, le=100)] | None = None
     """Quality of `jpeg` and `webp`; 100, the default, is the best."""
     seed: Seed | None = None
-    """Extension: makes the images repeatable."""
+    """Extension: makes the images repeatable, unless it is -1."""
     negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
     """Extension: what the image must not show."""
     num_inference_steps: Annotated[Integer, Field(ge=1)] | None = None

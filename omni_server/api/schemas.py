@@ -344,7 +344,7 @@ class ChatCompletionRequest(SamplingFields, ImageOptions):
     max_tokens: Count | None = None
     """The older name; `max_completion_tokens` wins."""
     seed: Seed | None = None
-    """Of the text, of the image, and of the speech unless `stage_sampling` has a seed for it."""
+    """Of the text, of the image (-1 is random), and of the speech unless `stage_sampling` has a seed for it."""
     stop: (
         Annotated[StopStrings, BeforeValidator(_listed, json_schema_input_type=NonEmpty | StopStrings)] | None
     ) = None

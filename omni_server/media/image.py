@@ -1,4 +1,4 @@
-"""Decodes images to RGB arrays with Pillow, in a separate process."""
+"""Decodes images to RGB arrays with Pillow and libheif, in a separate process."""
 
 import math
 import struct
@@ -16,17 +16,17 @@ from omni_server.types import ImagePart
 _MODULE = Path(__file__).with_name("read_image.py")
 _HEADER = struct.Struct("=II")
 _DAMAGED, _UNKNOWN_FORMAT, _TOO_LARGE, _EXTREME_RATIO, _TOO_MUCH_TEXT = range(3, 8)
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF", "HEIF")
 """As in the module: importing it would load Pillow."""
 
-_BASE_MEMORY_BYTES, _MEMORY_BYTES_PER_PIXEL = 512 << 20, 16
+_BASE_MEMORY_BYTES, _MEMORY_BYTES_PER_PIXEL = 512 << 20, 24
 """Address space of the process, which limits itself further by what the file declares."""
 
 
 def decode_image(data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None) -> ImagePart:
     """Applies the EXIF orientation, puts transparency over white, and uses the first frame of an animation.
 
-    Accepts PNG, JPEG, WebP, GIF and BMP. Raises `InvalidRequestError` with code `invalid_image`, and
+    Accepts PNG, JPEG, WebP, GIF, BMP, AVIF and HEIF (HEIC). Raises `InvalidRequestError` with code `invalid_image`, and
     `OmniError` if the decoder cannot be run.
     """
     with _reading(data, limits, cancellation, "pixels") as (output, height, width):

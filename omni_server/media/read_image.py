@@ -1,4 +1,4 @@
-"""Loaded by `limited_program`: decodes an image with Pillow.
+"""Loaded by `limited_program`: decodes an image with Pillow and libheif.
 
 The arguments are the fields of `_Limits`, from `MediaLimits`, in order, and `header` or `pixels`. The output is
 the height and width (`HEADER`), and with `pixels` the image, RGB, uint8. The exit status is 0 or one of those
@@ -15,15 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+import pillow_heif
+from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError
 
 HEADER = struct.Struct("=II")
 DAMAGED, UNKNOWN_FORMAT, TOO_LARGE, EXTREME_RATIO, TOO_MUCH_TEXT = range(3, 8)
 """The first is also `limited_program`'s, if memory runs out."""
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF", "HEIF")
 
-HEADER_BYTES, BYTES_PER_PIXEL = 64 << 20, 16
-"""Memory. Transparency takes most per pixel: three layers of 4 bytes."""
+HEADER_BYTES, FILE_COPIES, BYTES_PER_PIXEL = 64 << 20, 2, 24
+"""Memory. AVIF and HEIF are read at once; HEIF of 10 bits with transparency took 21 bytes per pixel."""
 HEADER_S, S_PER_MEGABYTE, S_PER_MEGAPIXEL = 2.0, 0.1, 0.1
 """CPU time. A CMYK JPEG of 49 megapixels and 68 MB took 5.0 s, a PNG with transparency of 135 MB 4.0 s."""
 
@@ -32,6 +33,8 @@ _BASE_BYTES = int(Path("/proc/self/statm").read_text().split()[0]) * resource.ge
 """Address space before the first file."""
 
 Image.init()  # Pillow would load further formats for a file in none of these, when nothing can be opened any more
+pillow_heif.register_heif_opener(thumbnails=False, decode_threads=1)
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each would take address space for its stack
 
 
 class _Limits(NamedTuple):
@@ -76,7 +79,7 @@ def read(file: BinaryIO, output: BinaryIO, arguments: Sequence[str]) -> int:
 def _allow(num_bytes: int, num_pixels: int) -> None:
     """Sets the limits for a file of this size."""
     seconds = HEADER_S + S_PER_MEGABYTE * num_bytes / 1e6 + S_PER_MEGAPIXEL * num_pixels / 1e6
-    memory = _BASE_BYTES + HEADER_BYTES + BYTES_PER_PIXEL * num_pixels
+    memory = _BASE_BYTES + HEADER_BYTES + FILE_COPIES * num_bytes + BYTES_PER_PIXEL * num_pixels
     for kind, most in ((resource.RLIMIT_CPU, round(seconds)), (resource.RLIMIT_AS, memory)):
         _, hard = resource.getrlimit(kind)
         resource.setrlimit(kind, (min(most, hard), hard))
@@ -89,8 +92,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         image = image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     if image.has_transparency_data:
         layer = image.convert("RGBA")
-        image = Image.new("RGBA", layer.size, "white")
-        image.alpha_composite(layer)
+        image = Image.new("RGB", layer.size, "white")
+        image.paste(layer, mask=layer)
     return image if image.mode == "RGB" else image.convert("RGB")
 
 

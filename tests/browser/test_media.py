@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import numpy as np
+import pillow_heif
 import soundfile
+from PIL import Image
 from selenium.webdriver.common.keys import Keys
 
 from omni_server.types import AudioPart, ContentPart, ImagePart, TextPart, VideoPart
@@ -77,15 +79,28 @@ def test_chosen_mp3_and_video_are_sent(page: WebPage, server: ScriptedServer) ->
 
 
 def test_image_and_video_that_the_browser_cannot_show_are_named(page: WebPage, tmp_path: Path) -> None:
-    kinds = {"clip.mov": "video/quicktime", "photo.heic": "image/heic"}
+    kinds = {"clip.mov": "video/quicktime", "photo.heic": "image/heic", "scan.HEIF": ""}
     for name in kinds:
         (tmp_path / name).write_bytes(bytes(999))
     page.drop(*((tmp_path / name, kind) for name, kind in kinds.items()))
-    page.wait("document.querySelectorAll('#attachments .file').length === 2")
+    page.wait("document.querySelectorAll('#attachments .file').length === 3")
     assert page.texts("#attachments .file") == list(kinds)
     page.click("#send")
-    page.wait("document.querySelectorAll('.question .file').length === 2")
+    page.wait("document.querySelectorAll('.question .file').length === 3")
     page.wait_complete()
+
+
+def test_photo_that_the_browser_does_not_know_is_sent_as_it_is(
+    page: WebPage, server: ScriptedServer, tmp_path: Path
+) -> None:
+    photo = tmp_path / "photo.heic"
+    pillow_heif.from_pillow(Image.new("RGB", (48, 32), "red")).save(photo)
+    page.drop((photo, ""))
+    page.click("#send")
+    page.wait_answered()
+    (picture,) = asked(server)
+    assert isinstance(picture, ImagePart)
+    assert picture.pixels.shape == (32, 48, 3)
 
 
 def test_attachment_can_be_taken_back(page: WebPage, server: ScriptedServer) -> None:

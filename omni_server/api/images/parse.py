@@ -17,7 +17,7 @@ from omni_server.api.image_options import MAX_PROMPT_CHARACTERS, ImageOptions, L
 from omni_server.api.images.schemas import ImageFields
 from omni_server.api.images.sizes import automatic_size
 from omni_server.api.parse import check_extra_fields, check_model
-from omni_server.api.validation import unsupported
+from omni_server.api.validation import missing_parameter, unsupported
 from omni_server.errors import InvalidRequestError
 from omni_server.types import ChatMessage, ImagePart, ModelInfo, OmniRequest, TextPart
 from omni_server.types.images import ImageOutput, ImageSize, Lora
@@ -32,8 +32,29 @@ PARAMETERS: Mapping[str, str] = {
 }
 """Fields of `ImageOutput` and their names in requests."""
 
+_RANDOM_SEED = -1
+"""As front ends of Stable Diffusion send it."""
 _SIZE = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})")
-_HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
+OTHER_SERVERS_FIELDS: Mapping[str, Sequence[object]] = {
+    "aspect_ratio": (None,),
+    "cfg_scale": (None,),
+    "extra_body": (None, {}),
+    "image_config": (None, {}),
+    "num_outputs_per_prompt": (None, 1, "1"),
+    "steps": (None,),
+    "strength": (None,),
+}
+"""Fields of other servers that change the image, with the values that have no effect."""
+OTHER_SERVERS_HINTS: Mapping[str, str] = {
+    "aspect_ratio": "'aspect_ratio' is not supported; use 'size' instead, as in '1024x1024'.",
+    "cfg_scale": "'cfg_scale' is not supported; use 'guidance_scale' instead.",
+    "extra_body": "'extra_body' is an argument of OpenAI's client: put its fields beside 'model'.",
+    "image_config": "'image_config' is not supported; use 'size' instead, as in '1024x1024'.",
+    "num_outputs_per_prompt": "'num_outputs_per_prompt' is not supported; use 'n' instead.",
+    "steps": "'steps' is not supported; use 'num_inference_steps' instead.",
+}
+_HARMLESS_VALUES: Mapping[str, Sequence[object]] = {
+    **OTHER_SERVERS_FIELDS,
     "image": (None,),
     "images": (None, []),
     "mask": (None,),
@@ -46,8 +67,9 @@ _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
     "svg": (None,),
     "svg[model]": (None,),
 }
-"""Fields of OpenAI and other servers that change the answer, with the values that have no effect."""
-_HINTS = {
+"""With those of OpenAI."""
+_HINTS: Mapping[str, str] = {
+    **OTHER_SERVERS_HINTS,
     "image": "'image' is not supported here: send images to edit to /v1/images/edits.",
     "mask": "'mask' is not supported: describe in the prompt what to change.",
 }
@@ -114,8 +136,8 @@ def checked_options(options: ImageOptions, config: ApiConfig) -> ImageOutput:
             code="integer_above_max_value",
         )
     return ImageOutput(
-        size=_size(options.size, config.max_output_pixels),
-        seed=None if options.seed is None else options.seed % 2**63,
+        size=_size(options, config.max_output_pixels),
+        seed=None if options.seed is None or options.seed == _RANDOM_SEED else options.seed % 2**63,
         negative_prompt=options.negative_prompt,
         num_steps=steps,
         guidance_scale=options.guidance_scale,
@@ -130,8 +152,19 @@ def _loras(given: str | list[LoraChoice] | None) -> tuple[Lora, ...]:
     return tuple(Lora(choice.name, choice.scale) for choice in given or ())
 
 
-def _size(name: str | None, max_pixels: int) -> ImageSize | None:
-    if name is None or name == "auto":
+def _size(options: ImageOptions, max_pixels: int) -> ImageSize | None:
+    name = None if options.size == "auto" else options.size
+    if (options.width is None) != (options.height is None):
+        missing, given = ("width", "height") if options.width is None else ("height", "width")
+        raise missing_parameter(missing, f" beside '{given}'")
+    if options.width is not None:
+        sides = f"{options.width}x{options.height}"
+        if name not in (None, sides):
+            raise InvalidRequestError(
+                f"Invalid 'size': it contradicts 'width' and 'height', which are {sides}.", param="size"
+            )
+        name = sides
+    if name is None:
         return None
     match = _SIZE.fullmatch(name)
     if match is None:

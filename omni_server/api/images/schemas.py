@@ -32,7 +32,8 @@ class ImageFields(ImageOptions):
     """Server-sent events, for one image."""
     partial_images: Annotated[Integer, Field(ge=0, le=MAX_PARTIAL_IMAGES)] | None = None
     """Previews in the stream, at most."""
-    quality: Literal["auto", "standard"] | None = None
+    quality: Literal["auto", "low", "medium", "high", "standard", "hd"] | None = None
+    """Has no effect: the model has one quality."""
     background: Literal["auto", "opaque"] | None = None
     moderation: Literal["auto", "low"] | None = None
     """Nothing is moderated."""

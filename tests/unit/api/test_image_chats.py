@@ -85,6 +85,12 @@ async def test_options_are_those_of_the_image_endpoints() -> None:
         np.testing.assert_array_equal(pixels, image_of(ImageOutput(ImageSize(48, 32), seed)))
 
 
+async def test_images_of_the_seed_minus_one_have_seeds_of_their_own() -> None:
+    generator = FakeGenerator(EDITING_MODEL)
+    assert (await answer(generator, width=48, height=32, seed=-1, n=2)).status_code == 200
+    assert [request.image for request in generator.requests] == [ImageOutput(ImageSize(48, 32))] * 2
+
+
 async def test_the_last_user_message_is_drawn_and_its_images_are_edited() -> None:
     generator = FakeGenerator(EDITING_MODEL)
     messages = [

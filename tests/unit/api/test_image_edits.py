@@ -93,13 +93,15 @@ async def test_an_image_and_a_prompt_become_an_image() -> None:
 
 async def test_fields_of_the_form_are_those_of_generations() -> None:
     generator = editor()
-    fields = {"n": "2", "size": "48x32", "seed": "7", "num_inference_steps": "3", "guidance_scale": "2.5"}
+    fields = {"n": "2", "width": "48", "height": "32", "seed": "7", "num_inference_steps": "3"}
     response = await ask(
         generator,
         model="omni",
         output_format="webp",
         output_compression="50",
         negative_prompt="rain",
+        guidance_scale="2.5",
+        num_outputs_per_prompt="1",
         **fields,
     )
     assert response.status_code == 200, response.text
@@ -155,6 +157,7 @@ async def test_an_automatic_size_within_the_limit_has_the_shape_of_the_first_ima
         ({"image": "https://example.org/a.png"}, [], "image", "invalid_type"),
         ({"image": "https://example.org/a.png"}, None, "image", "invalid_type"),
         ({"svg[model]": "x"}, None, "svg[model]", "unsupported_value"),
+        ({"strength": "0.5"}, None, "strength", "unsupported_value"),
         ({"true_cfg_scale": "4"}, None, "true_cfg_scale", "invalid_value"),
         ({}, [("image", ("a", DARK)), ("mask", ("m", DARK))], "mask", "unsupported_value"),
         ({"mask": "data:"}, None, "mask", "unsupported_value"),

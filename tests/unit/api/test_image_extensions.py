@@ -26,6 +26,18 @@ async def test_extensions_reach_the_model() -> None:
     )
 
 
+@pytest.mark.parametrize("size", [None, "auto", "64x32"])
+async def test_width_and_height_are_as_good_as_a_size(size: str | None) -> None:
+    generator = painter()
+    await painted(generator, width=64, height=32, size=size)
+    assert generator.last_request.image == ImageOutput(ImageSize(64, 32))
+
+
+async def test_a_refused_field_of_another_server_is_told_what_to_use() -> None:
+    message = error_of(await ask(painter(), num_outputs_per_prompt=2))["message"]
+    assert message == "'num_outputs_per_prompt' is not supported; use 'n' instead."
+
+
 @pytest.mark.parametrize(
     ("given", "loras"),
     [

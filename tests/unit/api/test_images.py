@@ -93,7 +93,7 @@ async def test_other_formats_are_files_of_that_kind_and_smaller_where_asked(name
     assert np.abs(brightness - np.asarray(wanted)).mean() < 10
 
 
-@pytest.mark.parametrize("seed", [0, 7, -1, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("seed", [0, 7, -2, 2**63 - 1, -(2**63)])
 async def test_several_images_are_those_of_consecutive_seeds(seed: int) -> None:
     generator = painter()
     together = files_of(await painted(generator, n=3, seed=seed))
@@ -106,9 +106,10 @@ async def test_several_images_are_those_of_consecutive_seeds(seed: int) -> None:
     assert len(set(together)) == 3
 
 
-async def test_without_a_seed_each_image_has_one_of_its_own() -> None:
+@pytest.mark.parametrize("fields", [{}, {"seed": None}, {"seed": -1}])
+async def test_without_a_seed_each_image_has_one_of_its_own(fields: dict[str, Any]) -> None:
     generator = painter()
-    await painted(generator, n=2)
+    await painted(generator, n=2, **fields)
     assert [request.image for request in generator.requests] == [ImageOutput()] * 2
 
 
@@ -119,6 +120,8 @@ async def test_without_a_seed_each_image_has_one_of_its_own() -> None:
         {"model": None},
         {"quality": "auto", "style": "vivid", "background": "opaque", "moderation": "low"},
         {"quality": "standard", "background": "auto", "output_compression": 100},
+        *[{"quality": quality} for quality in ("low", "medium", "high", "hd")],
+        {"extra_body": {}, "num_outputs_per_prompt": 1, "steps": None},
         {"user": "u", "safety_identifier": "s", "stream": False, "partial_images": 0},
         {"true_cfg_scale": 1, "guidance_scale": None, "unheard_of": 1, "mask": None, "svg": None},
         {"include_parameters": False},
@@ -145,10 +148,16 @@ async def test_values_that_change_nothing_are_accepted(fields: dict[str, Any]) -
         ({"size": "0x16"}, "size", "invalid_value"),
         ({"size": "4096x4096"}, "size", "invalid_value"),
         ({"size": "9" * 5_000 + "x1"}, "size", "invalid_value"),
+        ({"width": 64}, "height", "missing_required_parameter"),
+        ({"height": 64, "size": "64x64"}, "width", "missing_required_parameter"),
+        ({"width": 64, "height": 32, "size": "32x64"}, "size", "invalid_value"),
+        ({"width": 4096, "height": 4096}, "size", "invalid_value"),
+        ({"width": 0, "height": 64}, "width", "integer_below_min_value"),
+        ({"width": 64, "height": "64"}, "height", "invalid_type"),
         ({"response_format": "url"}, "response_format", "invalid_value"),
         ({"output_compression": 101}, "output_compression", "integer_above_max_value"),
         ({"output_compression": 50}, "output_compression", "invalid_value"),
-        ({"quality": "hd"}, "quality", "invalid_value"),
+        ({"quality": "best"}, "quality", "invalid_value"),
         ({"background": "transparent"}, "background", "invalid_value"),
         ({"output_format": "svg"}, "output_format", "invalid_value"),
         ({"stream": True, "n": 2}, "n", "unsupported_value"),
@@ -158,6 +167,13 @@ async def test_values_that_change_nothing_are_accepted(fields: dict[str, Any]) -
         ({"mask": "data:"}, "mask", "unsupported_value"),
         ({"frame_count": 9}, "frame_count", "unsupported_value"),
         ({"svg": {}}, "svg", "unsupported_value"),
+        ({"extra_body": {"seed": 1}}, "extra_body", "unsupported_value"),
+        ({"num_outputs_per_prompt": 2}, "num_outputs_per_prompt", "unsupported_value"),
+        ({"image_config": {"aspect_ratio": "1:1"}}, "image_config", "unsupported_value"),
+        ({"aspect_ratio": "16:9"}, "aspect_ratio", "unsupported_value"),
+        ({"steps": 4}, "steps", "unsupported_value"),
+        ({"cfg_scale": 7}, "cfg_scale", "unsupported_value"),
+        ({"strength": 0.5}, "strength", "unsupported_value"),
         ({"true_cfg_scale": 4.0}, "true_cfg_scale", "invalid_value"),
         ({"negative_prompt": "x" * 32_001}, "negative_prompt", "string_above_max_length"),
         ({"num_inference_steps": 201}, "num_inference_steps", "integer_above_max_value"),

@@ -1,10 +1,13 @@
 """Sound, pictures and videos in requests."""
 
+import io
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pillow_heif
 import pytest
+from PIL import Image
 
 from omni_server.api.config import ApiConfig
 from omni_server.media.limits import MediaLimits
@@ -20,6 +23,12 @@ M4A = record("ipod", "aac", SECOND, 48_000)
 FILM = record("mp4", "aac", SECOND, 48_000, has_video=True)
 PNG = media("gradient.png")
 MP4 = media("ball.mp4")
+
+
+def heic() -> bytes:
+    file = io.BytesIO()
+    pillow_heif.from_pillow(Image.open(io.BytesIO(PNG))).save(file)
+    return file.getvalue()
 
 
 def input_audio(data: str, audio_format: str | None = "wav") -> dict[str, Any]:
@@ -86,6 +95,7 @@ async def test_bytes_overrule_the_declared_audio_format() -> None:
         {"type": "image_url", "image_url": data_url(PNG)},
         {"image_url": data_url(PNG)},
         {"type": "input_image", "image_url": data_url(PNG)},
+        image(data_url(heic(), "application/octet-stream")),
     ],
 )
 async def test_pictures_are_accepted_in_every_spelling(part: dict[str, Any]) -> None:

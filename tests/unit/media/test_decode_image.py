@@ -5,12 +5,16 @@ import tracemalloc
 import zlib
 
 import numpy as np
+import numpy.typing as npt
+import pillow_heif
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from omni_server.errors import InvalidRequestError
 from omni_server.media.image import decode_image
 from omni_server.media.limits import MediaLimits
+
+pillow_heif.register_heif_opener()
 
 LIMITS = MediaLimits()
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
@@ -18,7 +22,7 @@ RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
 def _file(image: Image.Image, format: str = "PNG", exif: Image.Exif | None = None) -> bytes:
     file = io.BytesIO()
-    image.save(file, format=format, exif=exif if exif is not None else Image.Exif())
+    image.save(file, format=format, exif=(Image.Exif() if exif is None else exif).tobytes())
     return file.getvalue()
 
 
@@ -35,13 +39,20 @@ def _refusal(data: bytes, limits: MediaLimits = LIMITS) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("format", ["PNG", "BMP", "GIF", "JPEG", "WEBP"])
+@pytest.mark.parametrize("format", ["PNG", "BMP", "GIF", "JPEG", "WEBP", "AVIF", "HEIF"])
 def test_formats_are_read(format: str) -> None:
     pixels = decode_image(_file(_gradient(), format), LIMITS).pixels
     assert pixels.dtype == np.uint8
     assert pixels.shape == (40, 60, 3)
     error = np.abs(pixels.astype(int) - np.asarray(_gradient()).astype(int)).mean()
     assert error < (1e-9 if format in ("PNG", "BMP") else 8)
+
+
+@pytest.mark.parametrize(("format", "brand"), [("AVIF", b"avif"), ("HEIF", b"heic")])
+def test_a_container_without_a_codec_in_its_brand_is_read(format: str, brand: bytes) -> None:
+    data = _file(_gradient(), format)
+    assert data[4:12] == b"ftyp" + brand
+    _check_is_gradient(decode_image(data.replace(brand, b"mif1", 1), LIMITS).pixels)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "I;16"])
@@ -75,6 +86,12 @@ def test_transparency_is_laid_over_white() -> None:
     assert np.abs(pixels[0, 2].astype(int) - 127).max() <= 1
 
 
+@pytest.mark.parametrize("format", ["WEBP", "AVIF", "HEIF"])
+def test_transparency_of_other_formats_is_laid_over_white(format: str) -> None:
+    image = Image.new("RGBA", (64, 64), (0, 0, 0, 0))
+    assert (decode_image(_file(image, format), LIMITS).pixels > 250).all()
+
+
 def test_a_transparent_palette_entry_is_white() -> None:
     image = Image.new("P", (2, 1))
     image.putpalette([0, 0, 0, 0, 0, 255])
@@ -84,12 +101,37 @@ def test_a_transparent_palette_entry_is_white() -> None:
     assert decode_image(file.getvalue(), LIMITS).pixels[0].tolist() == [list(WHITE), list(BLUE)]
 
 
-def test_exif_orientation_is_applied() -> None:
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "AVIF", "HEIF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_applied(format: str, orientation: int) -> None:
+    pixels = decode_image(_turned(format, orientation), LIMITS).pixels
+    _check_is_gradient(pixels, orientation)
+
+
+@pytest.mark.parametrize("format", ["AVIF", "HEIF"])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_phone_s_file_that_says_twice_how_it_is_turned_is_turned_once(
+    format: str, orientation: int
+) -> None:
+    """The container counts; EXIF repeats it, or says what was applied before."""
     exif = Image.Exif()
-    exif[0x0112] = 6  # turn by 90 degrees clockwise to show
-    image = Image.new("RGB", (2, 1))
-    image.putdata([RED, GREEN])
-    assert decode_image(_file(image, exif=exif), LIMITS).pixels.tolist() == [[list(RED)], [list(GREEN)]]
+    exif[0x0113] = 6
+    data = _turned(format, orientation, exif)
+    assert data.count(b"\x01\x13\0\3") == 1
+    pixels = decode_image(data.replace(b"\x01\x13\0\3", b"\x01\x12\0\3"), LIMITS).pixels
+    _check_is_gradient(pixels, orientation)
+
+
+def _turned(format: str, orientation: int, exif: Image.Exif | None = None) -> bytes:
+    exif = Image.Exif() if exif is None else exif
+    exif[0x0112] = orientation
+    return _file(_gradient(), format, exif)
+
+
+def _check_is_gradient(pixels: npt.NDArray[np.uint8], orientation: int = 1) -> None:
+    turned = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(_turned("PNG", orientation)))))
+    assert pixels.shape == turned.shape
+    assert np.abs(pixels.astype(int) - turned.astype(int)).mean() < 8
 
 
 def test_an_animation_gives_its_first_frame() -> None:
@@ -114,6 +156,16 @@ def test_huge_dimensions_are_refused_by_the_header(size: tuple[int, int]) -> Non
     assert "50000000" in _refusal(_png_declaring(*size))
 
 
+@pytest.mark.parametrize("format", ["AVIF", "HEIF"])
+@pytest.mark.parametrize("size", [(7_072, 7_072), (13_000, 13_000)])
+def test_huge_dimensions_of_a_container_are_refused_before_it_is_decoded(
+    format: str, size: tuple[int, int]
+) -> None:
+    before, kind, after = _file(_gradient(64, 64), format).partition(b"ispe\0\0\0\0")
+    assert after.startswith(struct.pack(">II", 64, 64))
+    assert "50000000" in _refusal(before + kind + struct.pack(">II", *size) + after[8:])
+
+
 def test_pixels_up_to_the_limit_are_taken() -> None:
     data = _file(_gradient())
     assert decode_image(data, MediaLimits(max_image_pixels=2_400)).pixels.shape == (40, 60, 3)
@@ -130,6 +182,12 @@ def test_more_bytes_than_allowed_are_refused() -> None:
     data = _file(_gradient())
     decode_image(data, MediaLimits(max_bytes=len(data)))
     assert "bytes allowed" in _refusal(data, MediaLimits(max_bytes=len(data) - 1))
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "AVIF", "HEIF"])
+def test_a_photo_of_60_mb_is_read(format: str) -> None:
+    data = _file(_gradient(), format)
+    assert decode_image(data + bytes(60_000_000 - len(data)), LIMITS).pixels.shape == (40, 60, 3)
 
 
 @pytest.mark.parametrize("is_last", [False, True], ids=["before the pixels", "behind them"])
@@ -156,7 +214,7 @@ def test_text_that_unpacks_to_much_is_refused_for_what_it_is(
     assert most < 8 << 20
 
 
-@pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "BMP", "WEBP"])
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "GIF", "BMP", "WEBP", "AVIF", "HEIF"])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
 def test_truncated_pictures_are_refused(format: str, share: float) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8))
@@ -165,7 +223,16 @@ def test_truncated_pictures_are_refused(format: str, share: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "start", [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"RIFF\0\0\0\0WEBP", b"BM"]
+    "start",
+    [
+        b"",
+        b"\x89PNG\r\n\x1a\n",
+        b"\xff\xd8\xff",
+        b"GIF89a",
+        b"RIFF\0\0\0\0WEBP",
+        b"BM",
+        *[b"\0\0\0\x14ftyp" + brand + bytes(4) + brand for brand in (b"avif", b"heic", b"mif1", b"msf1")],
+    ],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_random_bytes_are_refused_in_plain_words(start: bytes, seed: int) -> None:

@@ -19,6 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
+import pillow_heif
 import pytest
 import soundfile
 from PIL import Image
@@ -33,6 +34,8 @@ from omni_server.media.limits import MediaLimits
 from omni_server.media.source import MediaSource, decode_base64
 from omni_server.media.video import decode_video
 from tests.unit.media.containers import record
+
+pillow_heif.register_heif_opener()
 
 LIMITS = MediaLimits(
     max_bytes=1 << 20,
@@ -223,15 +226,17 @@ def test_changed_files_are_decoded_or_refused(kind: str, name: str) -> None:
     assert outcomes == {True, False}
 
 
-@pytest.mark.parametrize("name", ["video", "webm sound", "mp4 sound"])
+@pytest.mark.parametrize("name", ["video", "webm sound", "mp4 sound", "avif picture", "heif picture"])
 def test_changed_files_are_decoded_in_their_process_or_refused(name: str) -> None:
     tone = np.sin(np.arange(24_000) / 20)[None].astype(np.float32)
     data = {
         "video": lambda: (MEDIA / "ball.mp4").read_bytes(),
         "webm sound": lambda: record("webm", "libopus", tone, 48_000),
         "mp4 sound": lambda: record("mp4", "aac", tone, 16_000),
+        "avif picture": lambda: _picture("AVIF"),
+        "heif picture": lambda: _picture("HEIF"),
     }[name]()
-    decode = _decode_video if name == "video" else _decode_sound
+    decode = {"video": _decode_video, "sound": _decode_sound, "picture": _decode_picture}[name.split()[-1]]
     decode(data)
     outcomes = set()
     for seed in range(SLOW_ROUNDS):

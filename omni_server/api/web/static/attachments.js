@@ -13,7 +13,7 @@ const MAX_PIXELS = 768 * 1024;
  * `url` shows a picture or video on this page, and `samples` are mono at `SPEECH_RATE_HZ`.
  */
 export async function attachmentOf(file) {
-  const kind = file.type.split("/")[0];
+  const kind = isImage(file) ? "image" : file.type.split("/")[0];
   switch (kind) {
     case "audio":
       return audioFile(file);
@@ -38,6 +38,11 @@ export async function attachmentOf(file) {
     }
   }
   throw new Error(`“${file.name}” is not an audio, image or video file.`);
+}
+
+/** Browsers that cannot show a format often do not know its type either. */
+export function isImage(file) {
+  return file.type.startsWith("image/") || (!file.type && /\.(avif|hei[cf])$/i.test(file.name));
 }
 
 /** `samples` are a Float32Array, mono, at `SPEECH_RATE_HZ`. */

@@ -1,6 +1,6 @@
 // The images to edit.
 
-import { attachmentItem, discard } from "./attachments.js";
+import { attachmentItem, discard, isImage } from "./attachments.js";
 import { element, show } from "./page.js";
 import { served } from "./served.js";
 
@@ -34,7 +34,7 @@ export const imageInputs = {
 /** Why these files are not added; "" if they are. */
 function problemOf(files) {
   const most = served.model?.images?.max_input_images ?? 0;
-  const other = files.find((file) => !file.type.startsWith("image/"));
+  const other = files.find((file) => !isImage(file));
   if (other) return `“${other.name}” is not an image.`;
   return inputs.length + files.length > most ? `This model takes ${counted(most)} to edit.` : "";
 }
