@@ -54,7 +54,7 @@ def chat_request(request: ResponsesRequest, messages: Sequence[Message]) -> Chat
             **{name: getattr(request, name) for name in SamplingFields.model_fields},
             "model": request.model,
             "messages": list(messages),
-            "modalities": request.modalities,
+            "modalities": request.modalities or ["text"],
             "audio": request.audio,
             "stream": request.stream,
             "max_completion_tokens": request.max_output_tokens,

@@ -75,7 +75,7 @@ class StreamEvent(BaseModel):
 
 
 def new_response(id: str, model: str, request: ResponsesRequest) -> Response:
-    asked = request.model_dump(by_alias=True)
+    asked = request.model_dump(by_alias=True, exclude={"input"})
     return Response.model_validate(
         {
             **{name: asked[name] for name in _ECHOED},

@@ -23,6 +23,7 @@ from tests.unit.api.clients import (
     tone,
 )
 from tests.unit.api.fake_generator import (
+    IMAGE_MODEL,
     SAMPLES,
     TEXT,
     FakeGenerator,
@@ -439,4 +440,12 @@ async def test_what_is_refused_is_named_as_the_request_names_it(sent: dict[str, 
         error = error_of(await client.post(URL, json=sent), 404 if sent["model"] == "none" else 400)
     assert error["param"] == param
     assert "messages" not in error["message"].replace("Messages", "")
+    assert generator.requests == []
+
+
+async def test_a_model_that_only_generates_images_refuses_to_answer() -> None:
+    generator = FakeGenerator(IMAGE_MODEL)
+    async with http_client(app_of(generator)) as client:
+        error = error_of(await client.post(URL, json=response_body()))
+    assert error["param"] == "modalities"
     assert generator.requests == []
