@@ -182,11 +182,31 @@ Task = ReadAloud | Transcribe
 
 
 @dataclass(frozen=True)
+class RawPrompt:
+    """Text or token ids that are the prompt as they are, without a chat template and media."""
+
+    content: str | tuple[int, ...]
+    add_special_tokens: bool = True
+    """Add the special tokens that the tokenizer puts around text, such as one at its begin."""
+
+
+@dataclass(frozen=True)
+class TokenizedPrompt:
+    token_ids: tuple[int, ...]
+    strings: tuple[str, ...]
+    """The tokens as the vocabulary writes them."""
+    text: str
+    """With special tokens."""
+
+
+@dataclass(frozen=True)
 class OmniRequest:
     """One chat turn to answer. `sampling` is keyed by stage name."""
 
     request_id: str
     messages: tuple[ChatMessage, ...]
+    raw_prompt: RawPrompt | None = None
+    """To be continued with text, instead of `messages`, which are empty."""
     speech: SpeechOutput | None = None
     sampling: Mapping[str, SamplingConfig] = field(default_factory=dict)
     deadline_s: float | None = None
