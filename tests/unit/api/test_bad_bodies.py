@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.api.clients import SPEECH, URL, app_of, base64_of, chat, error_of, http_client, post, tone
+from tests.unit.api.clients import SPEECH, URL, app_of, base64_of, chat, error_of, http_client, tone
 from tests.unit.api.fake_generator import FakeGenerator
 from tests.unit.api.test_bad_requests import allowed, tool
 
@@ -28,10 +28,14 @@ NOT_JSON = [
 ]
 
 
+ROUTES = [URL, "/v1/completions", "/tokenize", "/detokenize"]
+
+
+@pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("body", [row[1] for row in NOT_JSON], ids=[row[0] for row in NOT_JSON])
-async def test_body_that_is_not_json_is_refused(body: bytes) -> None:
+async def test_body_that_is_not_json_is_refused(body: bytes, path: str) -> None:
     async with http_client(app_of(FakeGenerator())) as client:
-        response = await client.post(URL, content=body, headers={"content-type": "application/json"})
+        response = await client.post(path, content=body, headers={"content-type": "application/json"})
     assert error_of(response)["code"] == "invalid_json"
 
 
@@ -51,17 +55,18 @@ async def test_other_content_types_are_refused(content_type: str) -> None:
     assert error_of(response)["code"] == "invalid_content_type"
 
 
-async def test_no_mutilated_body_is_a_failure_of_the_server() -> None:
+@pytest.mark.parametrize("path", ROUTES)
+async def test_no_mutilated_body_is_a_failure_of_the_server(path: str) -> None:
     """Values of a body with every field are replaced, removed and duplicated at random, by a fixed seed."""
     rng = random.Random(0)
-    app = app_of(FakeGenerator())
     statuses = set()
-    for _ in range(400):
-        body = _mutilated(rng, FULL_BODY)
-        response = await post(app, body if body is not None else "null")
-        statuses.add(response.status_code)
-        if response.status_code != 200:
-            error_of(response, response.status_code)
+    async with http_client(app_of(FakeGenerator())) as client:
+        for _ in range(400):
+            body = _mutilated(rng, OTHER_BODIES.get(path, FULL_BODY))
+            response = await client.post(path, json=body if body is not None else "null")
+            statuses.add(response.status_code)
+            if response.status_code != 200:
+                error_of(response, response.status_code)
     assert statuses == {200, 400, 404}
 
 
@@ -86,6 +91,20 @@ FULL_BODY = chat(
     tool_choice=allowed("auto", "f"),
     metadata={"a": "b"},
 )
+OTHER_BODIES: dict[str, Any] = {
+    "/v1/completions": {
+        "model": "omni",
+        "prompt": [[1, 2], [3]],
+        "n": 2,
+        "logprobs": 1,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "suffix": "",
+        "echo": False,
+    },
+    "/tokenize": {"model": "omni", "prompt": "a", "return_token_strs": True, "add_special_tokens": False},
+    "/detokenize": {"model": "omni", "tokens": [1, 2]},
+}
 ODD_VALUES: list[Any] = [
     None,
     True,
