@@ -4,7 +4,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from omni_server.errors import StageDownError
-from omni_server.types import ChatMessage, ModelInfo, OmniEvent, OmniRequest, PromptTokens, Task
+from omni_server.types import (
+    ChatMessage,
+    ModelInfo,
+    OmniEvent,
+    OmniRequest,
+    PromptTokens,
+    Task,
+    TokenizedPrompt,
+)
 
 Deliver = Callable[[OmniEvent | Exception], None]
 """Receives a request's events in order. The last one is `Finished` or an `OmniError`. Generation does not wait
@@ -40,6 +48,11 @@ class Generator(Protocol):
         `StageDownError` if a stage that the request needs is being restarted, or `StageDeadError` if one dies
         meanwhile. After it returns, only generation can fail.
         """
+        ...
+
+    async def tokenize(self, request: OmniRequest) -> TokenizedPrompt:
+        """Returns the request's prompt; without media, it may be longer than the context. Raises
+        `InvalidRequestError`, `StageDeadError`, or `DeadlineExceededError`."""
         ...
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:

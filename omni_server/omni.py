@@ -36,6 +36,7 @@ from omni_server.types import (
     SpeechOutput,
     Task,
     TextPart,
+    TokenizedPrompt,
 )
 from omni_server.types.images import ImageFeatures, ImageOutput
 from omni_server.version import VERSION
@@ -146,6 +147,9 @@ class AsyncOmni:
                 yield event
         finally:
             await generation.aclose()
+
+    async def tokenize(self, request: OmniRequest) -> TokenizedPrompt:
+        return await self._orchestrator.tokenize(request)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         return self._orchestrator.task_messages(task)

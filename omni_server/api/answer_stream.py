@@ -90,6 +90,8 @@ class AnswerStream:
                     request = replace(request, messages=shorter)
                     answer.shortened(request)
         except Exception as error:
+            if isinstance(error, InvalidRequestError) and error.param == "messages":
+                error.param = self._input_param
             answer.take(error)
             raise
         except BaseException:  # cancelled: client disconnected
@@ -201,7 +203,7 @@ class AnswerStream:
         try:
             await self.submit(self._one_by_one.popleft())
         except InvalidRequestError as error:
-            if error.param == "messages" or error.code == "context_length_exceeded":
+            if error.code == "context_length_exceeded":
                 error.param = self._input_param
             raise
 

@@ -9,6 +9,7 @@ from omni_server import __version__
 from omni_server.api.access import AccessMiddleware, ApiKeys, CorsHeaders, needs_key
 from omni_server.api.answer_store import AnswerStore
 from omni_server.api.chat import ChatService, chat_router
+from omni_server.api.completions import completions_router
 from omni_server.api.config import ApiConfig
 from omni_server.api.errors import install_error_handlers
 from omni_server.api.images.router import images_router
@@ -28,6 +29,7 @@ from omni_server.api.realtime.router import realtime_router
 from omni_server.api.responses.router import ResponsesService, responses_router
 from omni_server.api.speech import speech_router
 from omni_server.api.state import ServerState
+from omni_server.api.tokenization import tokenization_router
 from omni_server.api.transcriptions import transcriptions_router
 from omni_server.api.unsent import UnsentBudget
 from omni_server.api.web.page import docs_router, page_router
@@ -64,6 +66,8 @@ def create_app(state: ServerState, config: ApiConfig, lifespan: Lifespan[FastAPI
     chats = ChatService(state, config, admission, media, store)
     app.include_router(chat_router(chats))
     app.include_router(responses_router(ResponsesService(state, config, chats, store)))
+    app.include_router(completions_router(state, config, admission))
+    app.include_router(tokenization_router(state, media))
     app.include_router(speech_router(state, config))
     app.include_router(transcriptions_router(state, config, media))
     app.include_router(images_router(state, config, admission, media))

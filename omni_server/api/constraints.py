@@ -13,6 +13,7 @@ from omni_server.api.schemas import (
     JsonSchemaFormat,
     NamedTool,
     StructuredOutputs,
+    TextFields,
     Tool,
 )
 from omni_server.api.validation import unsupported
@@ -109,9 +110,7 @@ def function_tool(
     )
 
 
-def structured_output(
-    body: ChatCompletionRequest, *, with_speech: bool, with_tools: bool
-) -> StructuredOutput | None:
+def structured_output(body: TextFields, *, with_speech: bool, with_tools: bool) -> StructuredOutput | None:
     """Returns None for free text. Raises `InvalidRequestError` for invalid combinations."""
     output: StructuredOutput | None = None
     match body.response_format:

@@ -28,6 +28,7 @@ from omni_server.errors import (
 )
 
 MAX_RETRY_AFTER_S = 5
+_COUNTED_PATHS = ("/v1/", "/tokenize", "/detokenize")
 _WEIGHT = 0.1
 """Of the latest request in the mean duration."""
 _FIELD_OVERHEAD = 4
@@ -160,9 +161,9 @@ class Admission:
 
         return leave
 
-    def enter_choices(self, number: int) -> None:
+    def enter_choices(self, number: int, param: str = "n") -> None:
         """Takes a slot for each choice of the current request beyond the first; they are released when it
-        ends.
+        ends. `param` is the request's field that they come from.
 
         Raises `OverloadedError`, `RateLimitError`, or `InvalidRequestError` if `number` exceeds a limit.
         """
@@ -172,9 +173,9 @@ class Admission:
         most = min((limit for limit in (self._max_queue, own) if limit > 0), default=number)
         if number > most:
             raise InvalidRequestError(
-                f"Invalid 'n': expected a value <= {most}, the requests that this server takes at a time: "
-                "each choice is one.",
-                param="n",
+                f"Invalid '{param}': {number} choices are more than the {most} requests that this server takes "
+                "at a time: each choice is one.",
+                param=param,
                 code="integer_above_max_value",
             )
         for _ in range(number - 1):
@@ -193,8 +194,8 @@ class Admission:
 
 
 class AdmissionMiddleware:
-    """Takes a slot for each POST and WebSocket under `/v1/`, from before the body is read until it ends;
-    slots for further choices are taken when their number is known. HTTP requests under `/v1/`, including
+    """Takes a slot for each POST and WebSocket under `_COUNTED_PATHS`, from before the body is read until it ends;
+    slots for further choices are taken when their number is known. HTTP requests under it, including
     streams, count as in flight while they run."""
 
     def __init__(self, app: ASGIApp, admission: Admission, state: ServerState) -> None:
@@ -203,7 +204,7 @@ class AdmissionMiddleware:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or not path_of(scope).startswith("/v1/"):
+        if scope["type"] not in ("http", "websocket") or not path_of(scope).startswith(_COUNTED_PATHS):
             await self.app(scope, receive, send)
             return
         record = current_request()

@@ -30,7 +30,7 @@ async def load_messages(
     messages: list[Message],
     model: ModelInfo,
     media: MediaLoader,
-    store: AnswerStore,
+    store: AnswerStore | None,
     *,
     hears_videos: bool = False,
 ) -> tuple[ChatMessage, ...]:

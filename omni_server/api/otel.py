@@ -40,7 +40,11 @@ _SEND_EVERY_S = 2.0
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _TRACEPARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/realtime": "chat"}
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/realtime": "chat",
+}
 _OTHER_OPERATION = "generate_content"
 _PROVIDER = "omni-server"
 

@@ -7,7 +7,14 @@ from dataclasses import replace
 
 from omni_server.api.constraints import structured_output, tool_use
 from omni_server.api.sampling import stage_sampling
-from omni_server.api.schemas import MODALITIES, ChatCompletionRequest, Message, RefusalContent, TextContent
+from omni_server.api.schemas import (
+    MODALITIES,
+    ChatCompletionRequest,
+    Message,
+    RefusalContent,
+    TextContent,
+    TextFields,
+)
 from omni_server.api.validation import missing_parameter, unsupported, unsupported_choice
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.formats import AUDIO_FORMATS, AudioFormat, parse_format
@@ -33,11 +40,8 @@ async def parse_chat_request(
 
     Raises `InvalidRequestError`, or what `load` raises. Cheap checks run first; media are loaded last.
     """
-    check_extra_fields(body.model_extra, _HARMLESS_VALUES, _HINTS)
-    if body.stream_options is not None and body.stream is not True:
-        raise InvalidRequestError(
-            "'stream_options' is allowed only where 'stream' is true.", param="stream_options"
-        )
+    check_extra_fields(body.model_extra, HARMLESS_VALUES, _HINTS)
+    check_stream_options(body)
     if model.text_stage is None and not model.only_generates_images:
         raise unsupported(f"The model '{model.name}' does not answer chats.", "model")
     output = _speech_output(body, model)
@@ -53,18 +57,7 @@ async def parse_chat_request(
         )
     tools = tool_use(body)
     structure = structured_output(body, with_speech=output is not None, with_tools=tools is not None)
-    if body.ignore_eos and (structure is not None or tools is not None):
-        raise InvalidRequestError(
-            "'ignore_eos' cannot be combined with structured outputs or 'tools', "
-            "which say where the answer ends.",
-            param="ignore_eos",
-        )
-    if body.allowed_token_ids is not None and (structure is not None or tools is not None):
-        raise InvalidRequestError(
-            "'allowed_token_ids' cannot be combined with structured outputs or 'tools': "
-            "no token might be left that both allow.",
-            param="allowed_token_ids",
-        )
+    check_constrained(body, is_constrained=structure is not None or tools is not None)
     if tools is not None and tools.is_required:
         output = None  # no speech for calls
     speech, audio_format = output if output is not None else (None, None)
@@ -79,11 +72,34 @@ async def parse_chat_request(
         structured_output=structure,
         max_tokens_param="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
     )
-    requests = (request,) if num_choices == 1 else _choices(request, num_choices, model.text_stage)
+    requests = (request,) if num_choices == 1 else choices_of(request, num_choices, model.text_stage)
     return requests, audio_format
 
 
-def _choices(request: OmniRequest, number: int, text_stage: str | None) -> tuple[OmniRequest, ...]:
+def check_stream_options(body: TextFields) -> None:
+    if body.stream_options is not None and body.stream is not True:
+        raise InvalidRequestError(
+            "'stream_options' is allowed only where 'stream' is true.", param="stream_options"
+        )
+
+
+def check_constrained(body: TextFields, *, is_constrained: bool) -> None:
+    """Raises `InvalidRequestError` for fields that cannot be combined with a constraint on the text."""
+    if body.ignore_eos and is_constrained:
+        raise InvalidRequestError(
+            "'ignore_eos' cannot be combined with structured outputs or 'tools', "
+            "which say where the answer ends.",
+            param="ignore_eos",
+        )
+    if body.allowed_token_ids is not None and is_constrained:
+        raise InvalidRequestError(
+            "'allowed_token_ids' cannot be combined with structured outputs or 'tools': "
+            "no token might be left that both allow.",
+            param="allowed_token_ids",
+        )
+
+
+def choices_of(request: OmniRequest, number: int, text_stage: str | None) -> tuple[OmniRequest, ...]:
     """Gives each choice its own id and seed, like vLLM's parallel sampling, and all the same
     deadline."""
     began_at = time.monotonic()
@@ -181,7 +197,7 @@ def check_extra_fields(
             raise unsupported(hint, name)
 
 
-_HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
+HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
     "prompt_logprobs": (None,),
     "functions": (None,),
     "function_call": (None, "none"),

@@ -41,7 +41,7 @@ from omni_server.types import (
 )
 from omni_server.types.images import ImageDone
 
-_LOWEST_LOGPROB = -9999.0
+LOWEST_LOGPROB = -9999.0
 """JSON has no infinity. OpenAI's documentation names this value for a very unlikely token, and
 vLLM sends it."""
 
@@ -363,5 +363,5 @@ def _message_image(url: str) -> MessageImage:
 
 def _logprob(token: TokenLogprob) -> TopLogprob:
     return TopLogprob(
-        token=token.text, logprob=max(token.logprob, _LOWEST_LOGPROB), bytes=list(token.utf8) or None
+        token=token.text, logprob=max(token.logprob, LOWEST_LOGPROB), bytes=list(token.utf8) or None
     )

@@ -7,7 +7,7 @@ tokens, by its name in the stage config.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from omni_server.api.schemas import ChatCompletionRequest, SamplingFields, StageSampling
+from omni_server.api.schemas import ChatCompletionRequest, SamplingFields, StageSampling, TextFields
 from omni_server.api.validation import unsupported
 from omni_server.errors import InvalidRequestError
 from omni_server.types import ModelInfo, SamplingConfig
@@ -22,8 +22,21 @@ def stage_sampling(
     each other.
     """
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    text = sampling_of_text(body, max_tokens, _logprobs(body))
+    if with_speech and body.skip_special_tokens is False:
+        raise unsupported(
+            "'skip_special_tokens' can be false only where the answer is text: special tokens cannot be "
+            "spoken.",
+            "skip_special_tokens",
+        )
+    speech = speech_sampling(body.stage_sampling, body.seed, model)
+    return text_sampling(text, model) | (speech if with_speech else {})
+
+
+def sampling_of_text(body: TextFields, max_tokens: int | None, logprobs: int | None) -> SamplingConfig:
+    """Raises `InvalidRequestError` if the minimum of tokens exceeds the maximum, or for an unfit bias."""
     _check_min_tokens(body.min_tokens, max_tokens, "min_tokens")
-    text = replace(
+    return replace(
         _common(body),
         max_tokens=max_tokens,
         stop=tuple(body.stop) if body.stop is not None else None,
@@ -33,16 +46,8 @@ def stage_sampling(
         logit_bias=_logit_bias(body.logit_bias),
         allowed_token_ids=_distinct(body.allowed_token_ids),
         bad_words=tuple(body.bad_words) if body.bad_words is not None else None,
-        logprobs=_logprobs(body),
+        logprobs=logprobs,
     )
-    if with_speech and body.skip_special_tokens is False:
-        raise unsupported(
-            "'skip_special_tokens' can be false only where the answer is text: special tokens cannot be "
-            "spoken.",
-            "skip_special_tokens",
-        )
-    speech = speech_sampling(body.stage_sampling, body.seed, model)
-    return text_sampling(text, model) | (speech if with_speech else {})
 
 
 def text_sampling(sampling: SamplingConfig, model: ModelInfo) -> dict[str, SamplingConfig]:

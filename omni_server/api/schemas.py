@@ -21,6 +21,8 @@ MinP = Annotated[float, Field(ge=0, le=1)]
 RepetitionPenalty = Annotated[float, Field(gt=0, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[Integer, Field(ge=0, le=_INT32_MAX)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0, le=_INT32_MAX)]], Field(min_length=1, fail_fast=True)]
+"""Of a prompt: so many that pydantic alone must check them."""
 NonEmpty = Annotated[str, Field(min_length=1)]
 BadWord = Annotated[str, Field(min_length=1, max_length=1024)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -323,21 +325,44 @@ def _listed(stop: object) -> object:
 StopStrings = Annotated[list[NonEmpty], Field(max_length=4)]
 
 
-class ChatCompletionRequest(SamplingFields, ImageOptions):
+class TextFields(SamplingFields):
+    """Fields of all requests for text."""
+
+    model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: (
+        Annotated[StopStrings, BeforeValidator(_listed, json_schema_input_type=NonEmpty | StopStrings)] | None
+    ) = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=127)] | None = None
+    """vLLM has room for 128, among them the model's own end token."""
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024), at_most(1024)] | None = None
+    """By token id."""
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1024)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=128, fail_fast=True)] | None = None
+    """vLLM takes 128, and makes tokens of each: the longer, the more than proportionally slower."""
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    metadata: Metadata | None = None
+    """Not kept."""
+
+
+class ChatCompletionRequest(TextFields, ImageOptions):
     """Fields that are not listed are accepted and ignored, as clients send many. Those of images are ignored
     without an image."""
 
     model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
 
-    model: str
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     modalities: Annotated[list[Modality], Field(min_length=1, fail_fast=True)] | None = None
     """`["text", "audio"]` and `["audio"]` ask for speech and its transcript. Extension: `["image"]`
     asks for an image, which is the default of a model that only generates images."""
     audio: AudioOutput | None = None
     """`voice` and `format` of the speech; required where `modalities` contain "audio", ignored elsewhere."""
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
     max_completion_tokens: Count | None = None
     """Most tokens of text. Speech is limited by `max_tokens` in `stage_sampling`."""
@@ -345,11 +370,6 @@ class ChatCompletionRequest(SamplingFields, ImageOptions):
     """The older name; `max_completion_tokens` wins."""
     seed: Seed | None = None
     """Of the text, of the image (-1 is random), and of the speech unless `stage_sampling` has a seed for it."""
-    stop: (
-        Annotated[StopStrings, BeforeValidator(_listed, json_schema_input_type=NonEmpty | StopStrings)] | None
-    ) = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=127)] | None = None
-    """vLLM has room for 128, among them the model's own end token."""
     stage_sampling: StageSamplings | None = None
     """Extension: sampling of the stage that samples codec tokens, by its name, as `{"talker": {...}}`. The
     fields above do not change it."""
@@ -359,20 +379,8 @@ class ChatCompletionRequest(SamplingFields, ImageOptions):
 
     logprobs: bool | None = None
     top_logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024), at_most(1024)] | None = None
-    """By token id."""
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1024)] | None = None
-    bad_words: Annotated[list[BadWord], Field(max_length=128, fail_fast=True)] | None = None
-    """vLLM takes 128, and makes tokens of each: the longer, the more than proportionally slower."""
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
 
     tools: Annotated[list[Tool], Field(min_length=1, max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
     mm_processor_kwargs: MmProcessorKwargs | None = None
-
-    metadata: Metadata | None = None
-    """Not kept."""

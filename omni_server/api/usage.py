@@ -1,11 +1,11 @@
 """Token counts of answers, as chats report them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from pydantic import BaseModel
 
-from omni_server.types import Usage
+from omni_server.types import PromptTokens, Usage
 
 
 class PromptTokensDetails(BaseModel):
@@ -37,10 +37,12 @@ class CompletionUsage(BaseModel):
     completion_tokens_details: CompletionTokensDetails
 
 
-def total_usage(usages: Sequence[Usage]) -> Usage:
-    """Adds up all choices of one prompt."""
+def total_usage(usages: Sequence[Usage], num_choices: int | None = None) -> Usage:
+    """Adds up all choices: of one prompt, or `num_choices` of each."""
+    prompts = [astuple(usage.prompt) for usage in usages[:: num_choices or len(usages)]]
     return replace(
         usages[0],
+        prompt=PromptTokens(*map(sum, zip(*prompts, strict=True))),
         text_tokens=sum(usage.text_tokens for usage in usages),
         codec_tokens=sum(usage.codec_tokens for usage in usages),
         image_tokens=sum(usage.image_tokens for usage in usages),

@@ -196,8 +196,8 @@ def parameter_path(location: Sequence[int | str], body: object, *, may_lack_last
 
 def _invalid_request(error: ErrorDetails, body: object) -> InvalidRequestError:
     kind, given, context = error["type"], error["input"], error.get("ctx", {})
-    # A value without a matching branch exists; only tags of outer branches follow.
-    param = parameter_path(error["loc"], body, may_lack_last=not kind.startswith("union_tag"))
+    # Any other value exists; only tags of branches follow.
+    param = parameter_path(error["loc"], body, may_lack_last=kind == "missing")
     if not param:
         return InvalidRequestError("The request body must be a JSON object.", code="invalid_type")
     if kind == "missing":

@@ -23,6 +23,7 @@ from omni_server.metrics.stage_metrics import ArStageMetrics, RequestMeter
 from omni_server.protocol.rows import AddressedFeed, SharedBlock
 from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.block_ledger import BlockLedger
+from omni_server.types import RawPrompt, TokenizedPrompt
 
 WorkerCount = Literal["num_row_requests", "num_resumed", "num_steady_steps", "runner_generation"]
 """Requests that the worker holds rows for; preempted requests that it has resumed; decoding steps prepared by
@@ -93,9 +94,13 @@ class ArHandle(EngineHandle):
     def check_text(self, num_chars: int) -> None:
         PromptRenderer(self.name, self.engine).check_text(num_chars)
 
-    async def render(self, prompt: Prompt, reply: str | None = None) -> RenderedPrompt:
+    async def render(self, prompt: Prompt | RawPrompt, reply: str | None = None) -> RenderedPrompt:
         """See `PromptRenderer.render`. Also raises `StageDeadError`."""
         return await PromptRenderer(self.name, self.engine).render(prompt, reply)
+
+    async def tokenize(self, prompt: Prompt | RawPrompt) -> TokenizedPrompt:
+        """See `PromptRenderer.tokenize`. Also raises `StageDeadError`."""
+        return await PromptRenderer(self.name, self.engine).tokenize(prompt)
 
     async def check(self, params: SamplingParams, structured_param: str | None = None) -> None:
         """Rejects what `open` would reject, before anything has been promised to the caller. Updates

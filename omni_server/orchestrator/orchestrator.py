@@ -4,7 +4,8 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from omni_server.config.pipeline import Embeddings, TokenFrames
@@ -22,7 +23,7 @@ from omni_server.errors import (
     OverloadedError,
     StageDownError,
 )
-from omni_server.family import EmbeddingsPrompt, FamilyModel
+from omni_server.family import EmbeddingsPrompt, FamilyModel, Prompt
 from omni_server.generation import Deliver
 from omni_server.orchestrator.fair_share import FairShareQueue
 from omni_server.orchestrator.image_requests import ImageRequests, ImageTask
@@ -40,10 +41,12 @@ from omni_server.types import (
     OmniRequest,
     Output,
     PromptTokens,
+    RawPrompt,
     SamplingConfig,
     SpeechOutput,
     Task,
     TextPart,
+    TokenizedPrompt,
     VideoPart,
 )
 from omni_server.types.images import ImageOutput
@@ -105,6 +108,12 @@ class Orchestrator:
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Returns the text of the text stage's `token_ids`, without special tokens."""
         return self._ar[self._entry].any_engine.detokenize(token_ids)
+
+    async def tokenize(self, request: OmniRequest) -> TokenizedPrompt:
+        """See `Generator.tokenize`."""
+        handle = self._ar[self._entry].any_engine
+        async with _reading(handle, time.monotonic(), self._request_timeout_s):
+            return await handle.tokenize(self._prompt(handle, request, self._outputs(request)))
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         """Returns the family's chat messages for the task."""
@@ -201,10 +210,7 @@ class Orchestrator:
         reply = None if request.speech is None or not is_text else request.speech.text
         if reply is not None:
             sampling = PREFILL_ONLY
-        tools = () if request.tools is None else request.tools.tools
-        # Rendering blocks the event loop, for half a second with 32 MB of text, which would then be rejected.
-        handle.check_text(sum(map(_num_chars, request.messages)))
-        rendered = self._family.prompt(request.messages, outputs=outputs, tools=tools)
+        rendered = self._prompt(handle, request, outputs)
         structured = request.structured_output
         if request.tools is not None:
             structured = turn_grammar(request.tools, structured)
@@ -215,12 +221,11 @@ class Orchestrator:
             is_text=is_text,
             structured_output=structured,
         )
-        try:
-            async with asyncio.timeout(began + deadline_s - time.monotonic()), handle.life.needed():
-                await handle.check(params, None if structured is None else structured.param)
-                prompt = await handle.render(rendered, reply)
-        except TimeoutError:
-            raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
+        async with _reading(handle, began, deadline_s):
+            await handle.check(params, None if structured is None else structured.param)
+            prompt = await handle.render(rendered, reply)
+        if request.raw_prompt is not None:
+            self._check_has_no_media(prompt)
         is_default_asked = reply is not None or request.can_be_shortened
         names = (request.max_tokens_param, "min_tokens") if is_text else self._param_names(self._entry)
         _limit_tokens(
@@ -255,6 +260,15 @@ class Orchestrator:
         assert output is not None
         run.add(ArTask(run, entry, prompt, params, output, speaker=speaker, handle=handle))
         return self._count(prompt)
+
+    def _prompt(
+        self, handle: ArHandle, request: OmniRequest, outputs: frozenset[Output]
+    ) -> Prompt | RawPrompt:
+        raw = request.raw_prompt
+        # Rendering blocks the event loop, for half a second with 32 MB of text, which would then be rejected.
+        handle.check_text(sum(map(_num_chars, request.messages)) if raw is None else len(raw.content))
+        tools = () if request.tools is None else request.tools.tools
+        return raw or self._family.prompt(request.messages, outputs=outputs, tools=tools)
 
     def _add_speaker(
         self,
@@ -350,6 +364,11 @@ class Orchestrator:
         """Returns the request's fields for `max_tokens` and `min_tokens` of a stage that writes no text."""
         return f"stage_sampling.{stage}.max_tokens", f"stage_sampling.{stage}.min_tokens"
 
+    def _check_has_no_media(self, prompt: RenderedPrompt) -> None:
+        counted = self._count(prompt)
+        if counted.text < counted.total:
+            raise InvalidRequestError("Only chats can have tokens that stand for media.", param="messages")
+
     def _count(self, prompt: RenderedPrompt) -> PromptTokens:
         ids, placeholders = prompt.token_ids[: prompt.length], self._family.placeholder_ids
         if placeholders is None:
@@ -358,6 +377,15 @@ class Orchestrator:
             ids.count(p) for p in (placeholders.audio, placeholders.image, placeholders.video)
         )
         return PromptTokens(len(ids), len(ids) - audio - image - video, audio, image, video)
+
+
+@asynccontextmanager
+async def _reading(handle: ArHandle, began: float, deadline_s: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(began + deadline_s - time.monotonic()), handle.life.needed():
+            yield
+    except TimeoutError:
+        raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
 
 
 def _num_chars(message: ChatMessage) -> int:

@@ -182,6 +182,24 @@ Task = ReadAloud | Transcribe
 
 
 @dataclass(frozen=True)
+class RawPrompt:
+    """Text or token ids that are the prompt as they are, without a chat template and media."""
+
+    content: str | tuple[int, ...]
+    add_special_tokens: bool = True
+    """Add the special tokens that the tokenizer puts around text, such as one at its begin."""
+
+
+@dataclass(frozen=True)
+class TokenizedPrompt:
+    token_ids: tuple[int, ...]
+    strings: tuple[str, ...]
+    """The tokens as the vocabulary writes them."""
+    text: str
+    """With special tokens."""
+
+
+@dataclass(frozen=True)
 class OmniRequest:
     """One chat turn to answer. `sampling` is keyed by stage name."""
 
@@ -203,6 +221,8 @@ class OmniRequest:
     tools: ToolUse | None = None
     """With speech, only the text before the first call is spoken."""
     structured_output: StructuredOutput | None = None
+    raw_prompt: RawPrompt | None = None
+    """To be continued with text, instead of `messages`, which are empty."""
     image: ImageOutput | None = None
     can_be_shortened: bool = False
     """The caller can retry with a shorter prompt, so one that leaves less room than the default

@@ -3,15 +3,21 @@ pass."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import pytest
 
+from omni_server.api.app import create_app
+from omni_server.api.config import ApiConfig
+from omni_server.api.state import ServerState
 from omni_server.cli.model_flags import speaking_demo
 from omni_server.verify.compare import signal_to_noise_db
 from tests.integration.live import LiveOmni, demo_config
 from tests.integration.parity import expected, same_tokens
 from tests.reference.cases import Case, ask
 from tests.reference.reference import Reference
+from tests.unit.api.clients import chat, error_of, http_client
 
 STREAMED_SNR_DB = 30.0
 
@@ -55,3 +61,66 @@ def test_streamed_audio_is_close_to_one_pass_over_the_utterance(
     same_tokens(answer, wanted)
     snr = signal_to_noise_db(wanted.result.waveform, answer.audio)
     assert snr > STREAMED_SNR_DB, f"{snr:.1f} dB over {len(answer.codes)} codes"
+
+
+# -- prompts as they are
+
+SYSTEM = "You are a helpful assistant."
+TEMPLATE = "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def post(live: LiveOmni, path: str, body: dict[str, Any]) -> httpx2.Response:
+    """The API in this process, with the engines of `live`."""
+
+    async def answer() -> httpx2.Response:
+        app = create_app(ServerState(live.omni), ApiConfig())
+        async with http_client(app) as client:
+            return await client.post(path, json=body)
+
+    return live.run(answer())
+
+
+@pytest.mark.parametrize("question", SAID)
+def test_a_prompt_that_is_a_rendered_chat_is_continued_as_the_chat_is(
+    question: str, streaming: LiveOmni
+) -> None:
+    name = streaming.omni.model_info.name
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    fields = {"model": name, "temperature": 0, "max_tokens": 60}
+    asked = post(streaming, "/v1/chat/completions", fields | {"messages": messages}).json()
+    text = TEMPLATE.format(SYSTEM, question)
+    tokens = post(streaming, "/tokenize", {"prompt": text}).json()["tokens"]
+    assert post(streaming, "/tokenize", {"messages": messages}).json()["tokens"] == tokens
+    answer = post(streaming, "/v1/completions", fields | {"prompt": [text, text], "logprobs": 2}).json()
+    of_ids = post(streaming, "/v1/completions", fields | {"prompt": tokens}).json()
+    said = asked["choices"][0]["message"]["content"]
+    assert said == SAID[question]
+    assert [choice["text"] for choice in answer["choices"] + of_ids["choices"]] == [said] * 3
+    assert of_ids["usage"]["prompt_tokens"] == asked["usage"]["prompt_tokens"] == len(tokens)
+    assert answer["usage"]["prompt_tokens"] == 2 * len(tokens)
+    shown = answer["choices"][0]["logprobs"]
+    assert all(
+        said.startswith(token, at) for token, at in zip(shown["tokens"], shown["text_offset"], strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Hello, wörld 👋🏽\u2028!", TEMPLATE.format("a", "<|AUDIO|>"), "a b " * 10_000]
+)
+def test_tokenized_text_is_detokenized_to_itself(text: str, streaming: LiveOmni) -> None:
+    """Special tokens too, and text that is longer than the context."""
+    tokenized = post(streaming, "/tokenize", {"prompt": text, "return_token_strs": True}).json()
+    assert tokenized["max_model_len"] == streaming.omni.model_info.max_model_len
+    assert tokenized["count"] == len(tokenized["tokens"]) == len(tokenized["token_strs"])
+    if text:
+        assert post(streaming, "/detokenize", {"tokens": tokenized["tokens"]}).json() == {"prompt": text}
+
+
+def test_tokens_that_the_model_cannot_read_as_text_are_refused(streaming: LiveOmni) -> None:
+    tokens: list[int] = post(streaming, "/tokenize", {"prompt": "Hi <|AUDIO|><|IMAGE|>"}).json()["tokens"]
+    name = streaming.omni.model_info.name
+    for prompt in (tokens, "Hi <|VIDEO|>", "Hi" * 10_000, [10**9]):
+        refused = post(streaming, "/v1/completions", {"model": name, "prompt": prompt})
+        assert error_of(refused)["param"] == "prompt"
+    assert error_of(post(streaming, "/detokenize", {"tokens": [10**9]}))["param"] == "tokens"
+    assert post(streaming, "/v1/chat/completions", chat("What are you?", model=name)).status_code == 200

@@ -63,6 +63,11 @@ def response_body(content: Any = "hi", **fields: Any) -> dict[str, Any]:
     return {"model": "omni", "input": content, **fields}
 
 
+def completion_body(prompt: Any = "hi", **fields: Any) -> dict[str, Any]:
+    """The body of a request for a completion."""
+    return {"model": "omni", "prompt": prompt, **fields}
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """Where the model can be asked for an answer, and a body for it."""
@@ -71,7 +76,11 @@ class Endpoint:
     body: Callable[..., dict[str, Any]]
 
 
-ENDPOINTS = [Endpoint(URL, chat), Endpoint("/v1/responses", response_body)]
+ENDPOINTS = [
+    Endpoint(URL, chat),
+    Endpoint("/v1/responses", response_body),
+    Endpoint("/v1/completions", completion_body),
+]
 each_endpoint = pytest.mark.parametrize("endpoint", ENDPOINTS, ids=[endpoint.url for endpoint in ENDPOINTS])
 
 

@@ -23,6 +23,7 @@ from omni_server.types import (
     Task,
     TextDelta,
     TextPart,
+    TokenizedPrompt,
     Usage,
 )
 from omni_server.types.images import (
@@ -237,6 +238,19 @@ class FakeGenerator:
         generation = FakeGeneration(request.request_id, script, deliver)
         self.generations.append(generation)
         return generation
+
+    async def tokenize(self, request: OmniRequest) -> TokenizedPrompt:
+        """A token for each character of a raw prompt; a chat has those of its texts."""
+        self.requests.append(request)
+        if self.submit_error is not None:
+            raise self.submit_error
+        if request.raw_prompt is None:
+            parts = [part for message in request.messages for part in message.content]
+            content: str | tuple[int, ...] = "".join(p.text for p in parts if isinstance(p, TextPart))
+        else:
+            content = request.raw_prompt.content
+        text = content if isinstance(content, str) else "".join(map(chr, content))
+        return TokenizedPrompt(tuple(map(ord, text)), tuple(text), text)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         self.tasks.append(task)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.api.clients import (
+    ENDPOINTS,
     SPEECH,
     URL,
     Endpoint,
@@ -17,7 +18,6 @@ from tests.unit.api.clients import (
     each_endpoint,
     error_of,
     http_client,
-    post,
     tone,
 )
 from tests.unit.api.fake_generator import FakeGenerator
@@ -40,11 +40,14 @@ NOT_JSON = [
 ]
 
 
+ROUTES = [*(endpoint.url for endpoint in ENDPOINTS), "/tokenize", "/detokenize"]
+
+
+@pytest.mark.parametrize("path", ROUTES)
 @pytest.mark.parametrize("body", [row[1] for row in NOT_JSON], ids=[row[0] for row in NOT_JSON])
-@each_endpoint
-async def test_body_that_is_not_json_is_refused(endpoint: Endpoint, body: bytes) -> None:
+async def test_body_that_is_not_json_is_refused(body: bytes, path: str) -> None:
     async with http_client(app_of(FakeGenerator())) as client:
-        response = await client.post(endpoint.url, content=body, headers={"content-type": "application/json"})
+        response = await client.post(path, content=body, headers={"content-type": "application/json"})
     assert error_of(response)["code"] == "invalid_json"
 
 
@@ -67,17 +70,18 @@ async def test_other_content_types_are_refused(endpoint: Endpoint, content_type:
     assert error_of(response)["code"] == "invalid_content_type"
 
 
-async def test_no_mutilated_body_is_a_failure_of_the_server() -> None:
+@pytest.mark.parametrize("path", ROUTES)
+async def test_no_mutilated_body_is_a_failure_of_the_server(path: str) -> None:
     """Values of a body with every field are replaced, removed and duplicated at random, by a fixed seed."""
     rng = random.Random(0)
-    app = app_of(FakeGenerator())
     statuses = set()
-    for _ in range(400):
-        body = _mutilated(rng, FULL_BODY)
-        response = await post(app, body if body is not None else "null")
-        statuses.add(response.status_code)
-        if response.status_code != 200:
-            error_of(response, response.status_code)
+    async with http_client(app_of(FakeGenerator())) as client:
+        for _ in range(400):
+            body = _mutilated(rng, OTHER_BODIES.get(path, FULL_BODY))
+            response = await client.post(path, json=body if body is not None else "null")
+            statuses.add(response.status_code)
+            if response.status_code != 200:
+                error_of(response, response.status_code)
     assert statuses == {200, 400, 404}
 
 
@@ -102,6 +106,39 @@ FULL_BODY = chat(
     tool_choice=allowed("auto", "f"),
     metadata={"a": "b"},
 )
+OTHER_BODIES: dict[str, Any] = {
+    "/v1/responses": {
+        "model": "omni",
+        "input": [
+            FULL_BODY["messages"][0],
+            {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "b"}]},
+        ],
+        **SPEECH,
+        "instructions": "Be brief.",
+        "stream": True,
+        "store": True,
+        "max_output_tokens": 5,
+        "top_logprobs": 2,
+        "include": ["message.output_text.logprobs"],
+        "text": {"format": {"type": "text"}},
+        "tools": [{"type": "function", "name": "f", "parameters": {}}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "metadata": {"a": "b"},
+    },
+    "/v1/completions": {
+        "model": "omni",
+        "prompt": [[1, 2], [3]],
+        "n": 2,
+        "logprobs": 1,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "suffix": "",
+        "echo": False,
+    },
+    "/tokenize": {"model": "omni", "prompt": "a", "return_token_strs": True, "add_special_tokens": False},
+    "/detokenize": {"model": "omni", "tokens": [1, 2]},
+}
 ODD_VALUES: list[Any] = [
     None,
     True,
