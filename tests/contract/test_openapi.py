@@ -24,6 +24,9 @@ KEY = "sk-correct-horse"
 MAX_EXAMPLES = 8
 """Of each operation and kind (right, wrong), beside those that cover each keyword of each schema."""
 
+OF_STORED_RESPONSES = {("GET", "/v1/responses/{response_id}"), ("DELETE", "/v1/responses/{response_id}")}
+"""schemathesis does not find the id of one."""
+
 
 async def run_schemathesis(
     url: str, keys: tuple[str, ...], max_examples: int, folder: Path
@@ -88,11 +91,11 @@ async def test_server_does_what_its_description_says(
     assert report["operations"]["tested"] == len(operations)
     assert report["test_cases"]["generated"] > 1000
     # What is refused as a whole shows little: each operation has been answered as it should be, too.
-    assert {target for target in operations if 200 not in statuses[target]} == set()
+    assert {target for target in operations if 200 not in statuses[target]} <= OF_STORED_RESPONSES
     assert not [status for found in statuses.values() for status in found if status >= 500]
     guarded = [
         target for target in operations if "security" in document["paths"][target[1]][target[0].lower()]
     ]
-    assert len(guarded) == (8 if keys else 0)
+    assert len(guarded) == (14 if keys else 0)
     # Without a key and with a wrong one.
     assert sum(found[401] for found in statuses.values()) >= 2 * len(guarded)

@@ -22,6 +22,7 @@ from omni_server.api.schemas import (
     PastToolCall,
     SamplingFields,
 )
+from omni_server.api.validation import validate
 from omni_server.errors import InvalidRequestError
 
 _HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
@@ -49,7 +50,8 @@ def chat_request(request: ResponsesRequest, messages: Sequence[Message]) -> Chat
     check_extra_fields(request.model_extra, _HARMLESS_VALUES, _HINTS)
     with_logprobs = "message.output_text.logprobs" in (request.include or ()) or bool(request.top_logprobs)
     tools = [{"type": "function", "function": tool.model_dump()} for tool in request.tools or ()]
-    return ChatCompletionRequest.model_validate(
+    return validate(
+        ChatCompletionRequest,
         {
             **{name: getattr(request, name) for name in SamplingFields.model_fields},
             "model": request.model,
@@ -66,7 +68,7 @@ def chat_request(request: ResponsesRequest, messages: Sequence[Message]) -> Chat
             "parallel_tool_calls": request.parallel_tool_calls,
             "response_format": _response_format(request),
             "mm_processor_kwargs": request.mm_processor_kwargs,
-        }
+        },
     )
 
 

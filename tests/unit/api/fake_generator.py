@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.errors import OmniError, StageDownError
+from omni_server.errors import InvalidRequestError, OmniError, StageDownError
 from omni_server.generation import Deliver
 from omni_server.types import (
     AudioDelta,
@@ -249,6 +249,8 @@ class FakeGenerator:
             content: str | tuple[int, ...] = "".join(p.text for p in parts if isinstance(p, TextPart))
         else:
             content = request.raw_prompt.content
+        if not isinstance(content, str) and not all(0xE000 <= id < 0x110000 or id < 0xD800 for id in content):
+            raise InvalidRequestError("Invalid token id.", param="messages")
         text = content if isinstance(content, str) else "".join(map(chr, content))
         return TokenizedPrompt(tuple(map(ord, text)), tuple(text), text)
 

@@ -377,6 +377,7 @@ async def test_a_conversation_that_is_too_long_loses_its_oldest_messages_if_it_m
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (response_body([]), "input"),
     (response_body(3), "input"),
+    (response_body([{"type": "reasoning"}]), "input"),
     (response_body([{"type": "web_search_call", "id": "ws_1"}]), "input[0].type"),
     (
         response_body([{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]),
