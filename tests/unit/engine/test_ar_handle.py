@@ -37,6 +37,7 @@ from omni_server.protocol.vllm_fields import (
     GRAMMAR_TOO_SLOW,
     GRAMMARS_BUSY,
 )
+from omni_server.types import RawPrompt
 
 
 class FakeTokenizer:
@@ -48,10 +49,10 @@ class FakeTokenizer:
     def get_added_vocab(self) -> dict[str, int]:
         return {"<|end|>": 8}
 
-    def convert_ids_to_tokens(self, token_id: int) -> str:
-        return f"w{token_id}"
+    def convert_ids_to_tokens(self, ids: int | list[int]) -> str | list[str]:
+        return f"w{ids}" if isinstance(ids, int) else [f"w{token_id}" for token_id in ids]
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
         texts = {8: b"" if skip_special_tokens else b"<|end|>"}
         texts |= {i: bytes([i]) if i >= 128 else f"w{i}".encode() for i in token_ids if i != 8}
         return b"".join(texts[i] for i in token_ids).decode(errors="replace")
@@ -61,7 +62,7 @@ class FakeEngine:
     """Stands for `StageAsyncLLM`: a request is with the engine before `add_request` returns."""
 
     def __init__(self) -> None:
-        self.model_config = SimpleNamespace(max_model_len=64)
+        self.model_config = SimpleNamespace(max_model_len=64, get_vocab_size=lambda: 256)
         self.vllm_config = SimpleNamespace(
             model_config=None, speculative_config=None, structured_outputs_config=None
         )
@@ -180,6 +181,44 @@ async def test_pieces_that_do_not_fit_are_not_tokenised(num_pieces: int, num_tok
         await handle_that_renders(renderer).render(Prompt("ab" * num_pieces, pieces=("ab",) * num_pieces))
     assert error.value.code == "context_length_exceeded"
     assert len(renderer.tokenised) == num_tokenised
+
+
+@pytest.mark.parametrize(
+    ("prompt", "token_ids"),
+    [
+        (RawPrompt("ab"), (0, 97, 98)),
+        (RawPrompt("ab", add_special_tokens=False), (97, 98)),
+        (RawPrompt((255, 8)), (255, 8)),
+    ],
+)
+async def test_a_raw_prompt_has_the_tokens_of_its_text_or_those_given(
+    prompt: RawPrompt, token_ids: tuple[int, ...]
+) -> None:
+    assert (await handle_that_renders().render(prompt)).token_ids == token_ids
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code"),
+    [
+        (RawPrompt("", add_special_tokens=False), "invalid_value"),
+        (RawPrompt((1, 256)), "invalid_value"),
+        (RawPrompt("x" * 63), "context_length_exceeded"),
+        (RawPrompt((1,) * 64), "context_length_exceeded"),
+    ],
+)
+async def test_a_raw_prompt_without_tokens_or_with_too_many_or_unknown_ones_is_refused(
+    prompt: RawPrompt, code: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as error:
+        await handle_that_renders().render(prompt)
+    assert (error.value.param, error.value.code) == ("messages", code)
+
+
+@pytest.mark.parametrize("prompt", [RawPrompt("ab" * 99), Prompt("ab" * 99, pieces=("ab",) * 99)])
+async def test_text_that_is_only_tokenized_may_be_longer_than_the_context(prompt: Prompt | RawPrompt) -> None:
+    tokenized = await handle_that_renders().tokenize(prompt)
+    assert tokenized.token_ids == (0, *map(ord, "ab" * 99))
+    assert len(tokenized.strings) == 199
 
 
 def test_more_text_than_all_tokens_of_a_context_can_spell_is_refused() -> None:
