@@ -76,7 +76,7 @@ class CompletionRequest(TextFields):
     """null: as many as fit."""
     n: Annotated[Integer, Field(ge=1, le=128)] | None = None
     """Choices for each prompt."""
-    logprobs: Annotated[Integer, Field(ge=0, le=5)] | None = None
+    logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None
     add_special_tokens: bool = True
     """vLLM's extension: add those that the tokenizer puts around text."""
 
@@ -110,7 +110,7 @@ class _Choice:
         self._shows_special = body.skip_special_tokens is False
         self._texts: list[str] = []
         self._tokens: list[SampledToken] = []
-        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
         self.finished: Finished | None = None
 

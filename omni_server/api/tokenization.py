@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from omni_server.api.media_loader import MediaLoader
@@ -47,15 +47,17 @@ class TokenizationService:
         self._state = state
         self._media = media
 
-    async def tokenize(self, request: Request) -> TokenizeResponse:
-        return await until_disconnect(self._tokenize(await read_json(request)), request.receive)
+    async def tokenize(self, request: Request) -> Response:
+        answer = await until_disconnect(self._tokenize(await read_json(request)), request.receive)
+        return Response(answer.model_dump_json(), media_type="application/json")
 
-    async def detokenize(self, request: Request) -> DetokenizeResponse:
-        return await until_disconnect(self._detokenize(await read_json(request)), request.receive)
+    async def detokenize(self, request: Request) -> Response:
+        answer = await until_disconnect(self._detokenize(await read_json(request)), request.receive)
+        return Response(answer.model_dump_json(), media_type="application/json")
 
     async def _tokenize(self, body: object) -> TokenizeResponse:
         fields = body if isinstance(body, dict) else {}
-        is_chat = "messages" in fields
+        is_chat = fields.get("messages") is not None
         given = validate(TokenizeRequest, fields | {"prompt": ""} if is_chat else body)
         model = self._checked(given.model)
         request = OmniRequest("", (), raw_prompt=RawPrompt(given.prompt, given.add_special_tokens))
@@ -101,13 +103,13 @@ def tokenization_router(state: ServerState, media: MediaLoader) -> APIRouter:
     router.post(
         "/tokenize",
         summary="Show the tokens of a text or a chat",
-        responses=GENERATION_ERRORS,
+        responses={200: {"model": TokenizeResponse}, **GENERATION_ERRORS},
         openapi_extra=request_body(TokenizeRequest, {"text": text}),
     )(service.tokenize)
     router.post(
         "/detokenize",
         summary="Show the text of tokens",
-        responses=GENERATION_ERRORS,
+        responses={200: {"model": DetokenizeResponse}, **GENERATION_ERRORS},
         openapi_extra=request_body(DetokenizeRequest, {"tokens": tokens}),
     )(service.detokenize)
     return router

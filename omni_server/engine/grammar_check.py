@@ -166,8 +166,8 @@ def _serve(config: VllmConfig, control: socket.socket) -> None:
             cause = str(error.__cause__ or "")
             if _OUT_OF_MEMORY in message + cause:
                 raise MemoryError from error
-            if not isinstance(error, VLLMClientError):
-                raise
+            if not isinstance(error, VLLMClientError):  # of xgrammar: it would end the engine
+                message, cause = "The grammar cannot be compiled.", message
             parameter = error.parameter if isinstance(error, VLLMValidationError) else None
             return _Answer(None, message, cause, parameter)
         return _Answer(wanted)

@@ -224,8 +224,8 @@ class Orchestrator:
         async with _reading(handle, began, deadline_s):
             await handle.check(params, None if structured is None else structured.param)
             prompt = await handle.render(rendered, reply)
-        if request.raw_prompt is not None:
-            self._check_has_no_media(prompt)
+        if request.raw_prompt is not None and (counted := self._count(prompt)).text < counted.total:
+            raise InvalidRequestError("Only chats can have tokens that stand for media.", param="messages")
         is_default_asked = reply is not None or request.can_be_shortened
         names = (request.max_tokens_param, "min_tokens") if is_text else self._param_names(self._entry)
         _limit_tokens(
@@ -363,11 +363,6 @@ class Orchestrator:
     def _param_names(self, stage: str) -> tuple[str, str]:
         """Returns the request's fields for `max_tokens` and `min_tokens` of a stage that writes no text."""
         return f"stage_sampling.{stage}.max_tokens", f"stage_sampling.{stage}.min_tokens"
-
-    def _check_has_no_media(self, prompt: RenderedPrompt) -> None:
-        counted = self._count(prompt)
-        if counted.text < counted.total:
-            raise InvalidRequestError("Only chats can have tokens that stand for media.", param="messages")
 
     def _count(self, prompt: RenderedPrompt) -> PromptTokens:
         ids, placeholders = prompt.token_ids[: prompt.length], self._family.placeholder_ids

@@ -4,6 +4,7 @@ The demo model babbles, so that what it writes by itself shows nothing; what it 
 """
 
 import json
+import random
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -325,7 +326,7 @@ def test_answer_follows_vllms_structures(client: httpx2.Client) -> None:
 @pytest.mark.parametrize(
     ("structure", "why"),
     [
-        ({"json": {"type": "string", "pattern": 4 * "(a|b){0,2000}"}}, "too much time to compile"),
+        ({"json": {"enum": ["".join(random.Random(1).choices("abcdefghij ", k=240_000))]}}, "too much time"),
         ({"regex": "(([a-zA-Z ]?){1,30}){1,30}!"}, "too long to follow"),
     ],
 )

@@ -32,8 +32,6 @@ PARAMETERS: Mapping[str, str] = {
 }
 """Fields of `ImageOutput` and their names in requests."""
 
-_RANDOM_SEED = -1
-"""As front ends of Stable Diffusion send it."""
 _SIZE = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})")
 OTHER_SERVERS_FIELDS: Mapping[str, Sequence[object]] = {
     "aspect_ratio": (None,),
@@ -137,7 +135,8 @@ def checked_options(options: ImageOptions, config: ApiConfig) -> ImageOutput:
         )
     return ImageOutput(
         size=_size(options, config.max_output_pixels),
-        seed=None if options.seed is None or options.seed == _RANDOM_SEED else options.seed % 2**63,
+        # -1 is random, as front ends of Stable Diffusion send it.
+        seed=None if options.seed in (None, -1) else options.seed % 2**63,
         negative_prompt=options.negative_prompt,
         num_steps=steps,
         guidance_scale=options.guidance_scale,

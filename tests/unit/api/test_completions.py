@@ -187,7 +187,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     (COMPLETIONS, completion(prompt=["a"] * 1025), "prompt", "array_above_max_length"),
     (COMPLETIONS, completion(prompt=["a"] * 5), "prompt", "integer_above_max_value"),
     (COMPLETIONS, completion(prompt=["a"] * 3, n=2), "n", "integer_above_max_value"),
-    (COMPLETIONS, completion(logprobs=6), "logprobs", "integer_above_max_value"),
+    (COMPLETIONS, completion(logprobs=21), "logprobs", "integer_above_max_value"),
     (COMPLETIONS, completion(logprobs=True), "logprobs", "invalid_type"),
     (COMPLETIONS, completion(max_tokens=0), "max_tokens", "integer_below_min_value"),
     (COMPLETIONS, completion(min_tokens=17), "min_tokens", "invalid_value"),
