@@ -36,9 +36,9 @@ class AnswerStore:
             self._num_bytes -= len(evicted.data)
         return expires_at
 
-    def find(self, id: str) -> bytes | None:
-        """Returns None if the id is unknown, expired or evicted."""
-        entry = self._entries.get((_caller(), id))
+    def find(self, id: str, *prefixes: str) -> bytes | None:
+        """Returns None if the id has none of the prefixes, or is unknown, expired or evicted."""
+        entry = self._entries.get((_caller(), id)) if id.startswith(prefixes) else None
         return entry.data if entry is not None and entry.expires_at > time.time() else None
 
     def remove(self, id: str) -> None:

@@ -168,7 +168,7 @@ def _draft_part(
 def _spoken_or_refused(message: Message, param: str, store: AnswerStore | None) -> str:
     """Text of an assistant message without content."""
     if message.audio is not None:
-        kept = store.find(message.audio.id) if store is not None else None
+        kept = store.find(message.audio.id, "audio_") if store is not None else None
         transcript = kept.decode() if kept is not None else message.audio.transcript
         if transcript is None:
             raise InvalidRequestError(

@@ -92,10 +92,12 @@ class ResponsesService:
                 )
             except InvalidRequestError as error:
                 raise with_own_names(error, names) from None
+            if not request.store:
+                conversation = []  # its media must not be kept while the answer is made
             response = new_response(response_id, opened.model.name, request)
             writer = ResponseWriter(response, with_logprobs=chat.logprobs is True)
             if request.stream:
-                frames = self._frames(opened, writer, request, conversation)
+                frames = self._frames(opened, writer, request.store, conversation)
                 return _ResponseStream(writer, frames, held.pop_all())
             samples: list[npt.NDArray[np.float32]] = []
             async with aclosing(opened.stream.events()) as events:
@@ -104,7 +106,7 @@ class ResponsesService:
                         samples.append(item[1].samples)
                     elif item is not None:
                         list(writer.take(item[1]))
-            await self._keep(request, conversation, response)
+            await self._keep(request.store, conversation, response)
             if opened.audio_format is None or not samples:
                 return _body(response)
             return await asyncio.to_thread(_spoken_body, response, samples, opened.audio_format)
@@ -122,8 +124,7 @@ class ResponsesService:
         return items, fields
 
     def _referenced(self, reference: ItemReference, index: int) -> InputItem:
-        is_item = not reference.id.startswith("resp_")
-        kept = self._store.find(reference.id) if is_item else None
+        kept = self._store.find(reference.id, "msg_", "fc_")
         if kept is None:
             raise InvalidRequestError(
                 f"Item '{reference.id[:64]}' was not found: this server keeps no item for long, and none of "
@@ -134,7 +135,7 @@ class ResponsesService:
         return _ITEMS.validate_json(kept)[0]
 
     async def _find(self, response_id: str, param: str, *, status: int = 400) -> _Stored:
-        kept = self._store.find(response_id) if response_id.startswith("resp_") else None
+        kept = self._store.find(response_id, "resp_")
         if kept is None:
             error = InvalidRequestError(
                 f"Response '{response_id[:64]}' was not found. This server keeps responses with 'store' true, "
@@ -147,14 +148,14 @@ class ResponsesService:
         return await asyncio.to_thread(_Stored.model_validate_json, kept)
 
     async def _keep(
-        self, request: ResponsesRequest, conversation: Sequence[InputItem], response: OpenAIResponse
+        self, store: bool | None, conversation: Sequence[InputItem], response: OpenAIResponse
     ) -> None:
-        if request.store is False:
+        if store is False:
             return
         output = _ITEMS.validate_python([item.model_dump(exclude_unset=True) for item in response.output])
         for shown, item in zip(response.output, output, strict=True):
             self._store.add(shown.id or "", _ITEMS.dump_json([item]))
-        if request.store:
+        if store:
             stored = _Stored(response=response, conversation=[*conversation, *output])
             data = await asyncio.to_thread(
                 lambda: stored.model_dump_json(by_alias=True, exclude_unset=True).encode()
@@ -165,7 +166,7 @@ class ResponsesService:
         self,
         opened: OpenedAnswer,
         writer: ResponseWriter,
-        request: ResponsesRequest,
+        store: bool | None,
         conversation: Sequence[InputItem],
     ) -> AsyncGenerator[bytes, None]:
         encoder = StreamEncoder(opened.audio_format) if opened.audio_format is not None else None
@@ -185,9 +186,11 @@ class ResponsesService:
                 if encoder is not None and is_spoken and isinstance(item[1], Finished):
                     for event in writer.audio(await last_encoded(encoder), is_last=True):
                         yield named_frame(*event)
-                for event in writer.take(item[1]):
-                    yield named_frame(*event)
-        await self._keep(request, conversation, writer.response)
+                frames = [named_frame(*event) for event in writer.take(item[1])]
+                if isinstance(item[1], Finished):  # before the client can refer to it
+                    await self._keep(store, conversation, writer.response)
+                for frame in frames:
+                    yield frame
 
 
 class _ResponseStream(EventStreamResponse):

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from starlette.types import Message, Receive, Scope, Send
 
+from omni_server.api.answer_store import AnswerStore
 from omni_server.api.config import ApiConfig
 from omni_server.errors import InvalidRequestError, StageDeadError
 from omni_server.types import FinishReason, OmniRequest, TextDelta, TextPart, ToolCallDelta
+from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import (
     SPEECH,
     app_of,
@@ -450,3 +453,37 @@ async def test_a_model_that_only_generates_images_refuses_to_answer() -> None:
         error = error_of(await client.post(URL, json=response_body()))
     assert error["param"] == "modalities"
     assert generator.requests == []
+
+
+async def test_an_id_is_found_only_as_what_it_names() -> None:
+    generator = FakeGenerator()
+    async with http_client(app_of(generator)) as client:
+        spoken = (await client.post("/v1/chat/completions", json=chat(**SPEECH))).json()
+        audio_id = spoken["choices"][0]["message"]["audio"]["id"]
+        made = (await client.post(URL, json=response_body(store=True))).json()
+        for name in (audio_id, made["id"]):
+            items = [{"type": "item_reference", "id": name}]
+            assert error_of(await client.post(URL, json=response_body(items)))["code"] == "item_not_found"
+        for name in (audio_id, made["output"][0]["id"]):
+            assert error_of(await client.get(f"{URL}/{name}"), 404)
+        messages = [{"role": "assistant", "audio": {"id": made["id"]}}, {"role": "user", "content": "so"}]
+        answer = await client.post("/v1/chat/completions", json=chat(messages=messages))
+        assert error_of(answer)["code"] == "audio_not_found"
+
+
+async def test_a_stream_is_stored_before_its_last_event_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(AnswerStore, "add", lambda store, id, data: order.append(id.partition("_")[0]))
+    app = app_of(FakeGenerator())
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_note(message: Message) -> None:
+            if b"response.completed" in message.get("body", b""):
+                order.append("sent")
+            await send(message)
+
+        await app(scope, receive, send_and_note)
+
+    async with AsgiCall(noting, response_body(stream=True, store=True), path=URL) as call:
+        await call.body_until(b"response.completed")
+    assert order == ["msg", "resp", "sent"]
