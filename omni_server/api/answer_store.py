@@ -26,6 +26,8 @@ class AnswerStore:
     def add(self, id: str, data: bytes) -> int:
         """Returns the Unix time at which the entry expires."""
         expires_at = int(time.time()) + self._config.answer_store_ttl_s
+        if len(data) > self._config.answer_store_bytes:
+            return expires_at  # it would evict all others, and then itself
         self._entries[_caller(), id] = _Entry(data, expires_at)
         self._num_bytes += len(data)
         while (

@@ -62,9 +62,9 @@ def chat_request(request: ResponsesRequest, messages: Sequence[Message]) -> Chat
             "max_completion_tokens": request.max_output_tokens,
             "stage_sampling": request.stage_sampling,
             "logprobs": with_logprobs,
-            "top_logprobs": request.top_logprobs,
+            "top_logprobs": request.top_logprobs or None,
             "tools": tools or None,
-            "tool_choice": _tool_choice(request) if tools else None,
+            "tool_choice": None if not tools and request.tool_choice == "auto" else _tool_choice(request),
             "parallel_tool_calls": request.parallel_tool_calls,
             "response_format": _response_format(request),
             "mm_processor_kwargs": request.mm_processor_kwargs,
@@ -83,7 +83,8 @@ def chat_messages(items: Sequence[InputItem]) -> tuple[list[Message], list[int]]
                 function = CalledFunction(name=item.name, arguments=item.arguments)
                 call = PastToolCall(id=item.call_id, type="function", function=function)
                 if messages and messages[-1].role == "assistant":
-                    messages[-1].tool_calls = [*(messages[-1].tool_calls or ()), call]
+                    calls = messages[-1].tool_calls = messages[-1].tool_calls or []
+                    calls.append(call)
                     continue
                 messages.append(Message.model_construct(role="assistant", tool_calls=[call]))
             case FunctionCallOutput():

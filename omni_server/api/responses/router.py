@@ -72,8 +72,9 @@ class ResponsesService:
         return _body(stored.response)
 
     async def delete_response(self, response_id: str) -> DeletedResponse:
-        await self._find(response_id, "response_id", status=404)
-        self._store.remove(response_id)
+        stored = await self._find(response_id, "response_id", status=404)
+        for id in (response_id, *(item.id for item in stored.response.output)):
+            self._store.remove(id or "")
         return DeletedResponse(id=response_id)
 
     async def _answer(self, request: ResponsesRequest) -> Response:
@@ -118,8 +119,13 @@ class ResponsesService:
         fields = ["previous_response_id"] * len(items)
         if isinstance(request.input, str):
             return [*items, InputMessage(role="user", content=request.input)], [*fields, "input"]
+        found: dict[str, InputItem] = {}  # a body has room for very many references
         for index, item in enumerate(request.input):
-            items.append(self._referenced(item, index) if isinstance(item, ItemReference) else item)
+            if isinstance(item, ItemReference):
+                if item.id not in found:
+                    found[item.id] = self._referenced(item, index)
+                item = found[item.id]
+            items.append(item)
             fields.append(f"input[{index}]")
         return items, fields
 
@@ -201,7 +207,7 @@ class _ResponseStream(EventStreamResponse):
         self._writer = writer
 
     def ending(self, error: OmniError) -> bytes:
-        return named_frame(*self._writer.failed(error))
+        return b"".join(named_frame(*event) for event in self._writer.failed(error))
 
 
 def _body(response: OpenAIResponse) -> Response:

@@ -126,7 +126,7 @@ ToolChoice = Annotated[
 class JsonSchemaFormat(TolerantModel):
     type: Literal["json_schema"]
     name: FunctionName
-    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
     strict: bool | None = None
 
 

@@ -91,7 +91,7 @@ def new_response(id: str, model: str, request: ResponsesRequest) -> Response:
             "output": [],
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "reasoning": None,
-            "text": asked["text"] or {"format": {"type": "text"}},
+            "text": {"format": (asked["text"] or {}).get("format") or {"type": "text"}},
             "tool_choice": asked["tool_choice"] or "auto",
             "tools": asked["tools"] or [],
             "truncation": request.truncation or "disabled",
@@ -123,7 +123,8 @@ class ResponseWriter:
     def take(self, event: OmniEvent) -> Iterator[Event]:
         match event:
             case TextDelta(text=text, logprobs=tokens):
-                if text or tokens:
+                # Inside a call, there are log-probabilities without text.
+                if text or (tokens and isinstance(self._item, ResponseOutputMessage)):
                     yield from self._open_message()
                     yield self._text_delta(text, tokens)
             case ToolCallDelta(call_id=call_id, name=name):
@@ -151,12 +152,13 @@ class ResponseWriter:
         if is_last:
             yield self._event("response.audio.done")
 
-    def failed(self, error: OmniError) -> Event:
+    def failed(self, error: OmniError) -> Iterator[Event]:
+        yield from self._close("incomplete")
         self.response.status = "failed"
         self.response.error = ResponseError(
             code="server_error" if error.status >= 500 else "invalid_prompt", message=error.message
         )
-        return self._event("response.failed", response=self.response)
+        yield self._event("response.failed", response=self.response)
 
     def _finish(self, usage: Usage, *, is_cut: bool) -> Iterator[Event]:
         status: ResponseStatus = "incomplete" if is_cut else "completed"

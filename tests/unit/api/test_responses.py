@@ -13,7 +13,15 @@ from starlette.types import Message, Receive, Scope, Send
 from omni_server.api.answer_store import AnswerStore
 from omni_server.api.config import ApiConfig
 from omni_server.errors import InvalidRequestError, StageDeadError
-from omni_server.types import FinishReason, OmniRequest, TextDelta, TextPart, ToolCallDelta
+from omni_server.types import (
+    FinishReason,
+    OmniRequest,
+    SampledToken,
+    TextDelta,
+    TextPart,
+    TokenLogprob,
+    ToolCallDelta,
+)
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import (
     SPEECH,
@@ -244,6 +252,15 @@ async def test_speech_comes_beside_its_transcript() -> None:
     assert (base64.b64decode(whole["audio"]["data"]), whole["audio"]["format"]) == (data, "pcm16")
 
 
+async def test_log_probabilities_of_a_call_do_not_cut_it() -> None:
+    sampled = SampledToken(TokenLogprob("<", -0.5, b"<"), ())
+    silent = TextDelta("", (1,), (sampled,))
+    script = [silent, CALLS[0], silent, CALLS[1], silent, CALLS[3]]
+    events = await events_of(FakeGenerator(script=script), tools=[WEATHER], top_logprobs=0)
+    assert types_of(events) == [*FUNCTION_CALL, "completed"]
+    assert events[-1]["response"]["output"][0]["arguments"] == '{"city": "Oslo"}'
+
+
 @pytest.mark.parametrize("speech", [{}, SPEECH])
 async def test_a_call_alone_is_not_spoken(speech: dict[str, Any]) -> None:
     generator = FakeGenerator(script=CALLS)
@@ -272,7 +289,8 @@ async def test_an_answer_that_reaches_its_limit_is_incomplete() -> None:
 )
 async def test_a_stream_that_fails_ends_with_its_error(error: Exception, code: str) -> None:
     events = await events_of(FakeGenerator(script=[TextDelta("So", (1,)), error]))
-    assert events[-1]["type"] == "response.failed"
+    assert types_of(events) == [*MESSAGE, "failed"]
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == "So"
     assert events[-1]["response"]["status"] == "failed"
     assert events[-1]["response"]["error"]["code"] == code
     assert "odd" not in events[-1]["response"]["error"]["message"]
@@ -334,6 +352,8 @@ async def test_only_stored_responses_are_kept_until_they_are_deleted(store: bool
             assert (await client.get(url)).json() == made
             deleted = await client.delete(url)
             assert deleted.json() == {"id": made["id"], "object": "response", "deleted": True}
+            items = [{"type": "item_reference", "id": made["output"][0]["id"]}]
+            assert error_of(await client.post(URL, json=response_body(items)))["code"] == "item_not_found"
         assert error_of(await client.get(url), 404)["code"] == "response_not_found"
         assert error_of(await client.delete(url), 404)["code"] == "response_not_found"
         again = await client.post(URL, json=response_body(previous_response_id=made["id"]))
@@ -425,6 +445,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (response_body(modalities=["text", "audio"]), "audio"),
     (response_body(modalities=["image"]), "modalities[0]"),
+    (response_body(tool_choice="required"), "tool_choice"),
+    (response_body(text={"format": {"type": "json_schema", "name": "a"}}), "text.format.schema"),
     (response_body(background=True), "background"),
     (response_body(conversation="conv_1"), "conversation"),
     (response_body(prompt={"id": "p"}), "prompt"),
@@ -487,3 +509,13 @@ async def test_a_stream_is_stored_before_its_last_event_is_sent(monkeypatch: pyt
     async with AsgiCall(noting, response_body(stream=True, store=True), path=URL) as call:
         await call.body_until(b"response.completed")
     assert order == ["msg", "resp", "sent"]
+
+
+async def test_what_is_larger_than_the_store_evicts_nothing() -> None:
+    async with http_client(app_of(FakeGenerator(), ApiConfig(answer_store_bytes=5000))) as client:
+        small, large = [
+            (await client.post(URL, json=response_body(text, store=True))).json()["id"]
+            for text in ("hi", "x" * 5000)
+        ]
+        assert (await client.get(f"{URL}/{small}")).status_code == 200
+        assert (await client.get(f"{URL}/{large}")).status_code == 404
