@@ -255,6 +255,7 @@ class BodyLimitMiddleware:
         record = current_request()
         assert record is not None
         record.on_response.append(body.release)
+        record.hold_memory = body.hold
         try:
             await self.app(scope, body, send)
         finally:
@@ -291,14 +292,17 @@ class _BoundedBody:
         num_new = len(message.get("body", b""))
         if self._num_bytes + num_new > self._config.max_body_bytes:
             raise _too_large(self._config.max_body_bytes)
+        await self.hold(num_new)
+        return message
+
+    async def hold(self, num_bytes: int) -> None:
         if not self._is_released:  # after an early response, the rest of the body is not kept
             try:
-                await self._memory.acquire(num_new)
+                await self._memory.acquire(num_bytes)
             except OverloadedError:
                 self._metrics.rejected("max_total_body_size")
                 raise
-        self._num_bytes += num_new
-        return message
+        self._num_bytes += num_bytes
 
     def release(self) -> None:
         """Releases the body's bytes. Idempotent."""

@@ -98,7 +98,7 @@ def _check_results(messages: list[Message]) -> None:
             raise missing_parameter(f"{param}.tool_call_id")
         if not ids:
             raise InvalidRequestError(
-                "Messages with the role 'tool' must follow an assistant message with 'tool_calls'.",
+                "The result of a tool must follow the assistant's message that calls it.",
                 param=f"{param}.role",
             )
         if message.tool_call_id not in ids and None not in ids:

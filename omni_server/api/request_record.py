@@ -3,7 +3,7 @@ limits."""
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -181,6 +181,8 @@ class RequestRecord:
     """None if it is not traced."""
     places: ExitStack = field(default_factory=ExitStack)
     """Its slots in the server's limits; closed when it ends."""
+    hold_memory: Callable[[int], Awaitable[None]] | None = None
+    """Counts bytes as its body's; None without a body."""
     began: float = field(default_factory=time.perf_counter)
     has_response_begun: bool = False
     on_response: list[Callable[[], object]] = field(default_factory=list)
@@ -208,6 +210,17 @@ def begin_request(record: RequestRecord) -> None:
 def current_request() -> RequestRecord | None:
     """The record of the current task's request; None outside requests."""
     return _current.get()
+
+
+async def hold_memory(num_bytes: int) -> None:
+    """Counts what the current request loads as if it were in its body, until its response begins.
+
+    Raises `OverloadedError`.
+    """
+    record = current_request()
+    assert record is not None
+    assert record.hold_memory is not None
+    await record.hold_memory(num_bytes)
 
 
 def path_of(scope: Scope) -> str:

@@ -92,7 +92,14 @@ def chat_messages(items: Sequence[InputItem]) -> tuple[list[Message], list[int]]
                     Message.model_construct(role="tool", tool_call_id=item.call_id, content=item.output)
                 )
             case InputMessage():
-                messages.append(Message.model_construct(role=item.role, content=item.content))
+                message = Message.model_construct(role=item.role, content=item.content)
+                if item.role == "assistant" and messages and messages[-1].tool_calls:
+                    # In a chat, results follow the message with the calls.
+                    message.tool_calls, messages[-1].tool_calls = messages[-1].tool_calls, None
+                    if messages[-1].content is None:
+                        messages.pop()
+                        sources.pop()
+                messages.append(message)
             case Reasoning():
                 continue
         sources.append(index)

@@ -9,8 +9,7 @@ from contextlib import AsyncExitStack, aclosing
 import numpy as np
 import numpy.typing as npt
 from fastapi import APIRouter, Request, Response
-from openai.types.responses import Response as OpenAIResponse
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from omni_server.api.answer_store import AnswerStore
 from omni_server.api.chat import ChatService, OpenedAnswer, encoded, last_encoded
@@ -22,6 +21,7 @@ from omni_server.api.openapi import (
     event_stream,
     request_body,
 )
+from omni_server.api.request_record import hold_memory
 from omni_server.api.responses.chat_request import chat_messages, chat_request, with_own_names
 from omni_server.api.responses.schemas import (
     DeletedResponse,
@@ -49,12 +49,6 @@ from omni_server.types import AudioDelta, Finished
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 
 
-class _Stored(BaseModel):
-    response: OpenAIResponse
-    conversation: list[InputItem]
-    """Input and output, with those of previous responses."""
-
-
 class ResponsesService:
     def __init__(self, state: ServerState, config: ApiConfig, chats: ChatService, store: AnswerStore) -> None:
         self._state = state
@@ -68,12 +62,11 @@ class ResponsesService:
         return await until_disconnect(self._answer(body), request.receive)
 
     async def get_response(self, response_id: str) -> Response:
-        stored = await self._find(response_id, "response_id", status=404)
-        return _body(stored.response)
+        return Response(self._find(response_id), media_type="application/json")
 
     async def delete_response(self, response_id: str) -> DeletedResponse:
-        stored = await self._find(response_id, "response_id", status=404)
-        for id in (response_id, *(item.id for item in stored.response.output)):
+        response = ResponseObject.model_validate_json(self._find(response_id))
+        for id in (response_id, _conversation_of(response_id), *(item.id for item in response.output)):
             self._store.remove(id or "")
         return DeletedResponse(id=response_id)
 
@@ -93,12 +86,14 @@ class ResponsesService:
                 )
             except InvalidRequestError as error:
                 raise with_own_names(error, names) from None
-            if not request.store:
-                conversation = []  # its media must not be kept while the answer is made
+            if request.store:  # in the bounded store already while the answer is made
+                kept = await asyncio.to_thread(_ITEMS.dump_json, conversation, exclude_unset=True)
+                self._store.add(f"input_{response_id}", kept[1:-1])
+                held.callback(self._store.remove, f"input_{response_id}")
             response = new_response(response_id, opened.model.name, request)
             writer = ResponseWriter(response, with_logprobs=chat.logprobs is True)
             if request.stream:
-                frames = self._frames(opened, writer, request.store, conversation)
+                frames = self._frames(opened, writer, request.store)
                 return _ResponseStream(writer, frames, held.pop_all())
             samples: list[npt.NDArray[np.float32]] = []
             async with aclosing(opened.stream.events()) as events:
@@ -107,15 +102,18 @@ class ResponsesService:
                         samples.append(item[1].samples)
                     elif item is not None:
                         list(writer.take(item[1]))
-            await self._keep(request.store, conversation, response)
+            self._keep(request.store, response)
             if opened.audio_format is None or not samples:
                 return _body(response)
             return await asyncio.to_thread(_spoken_body, response, samples, opened.audio_format)
 
     async def _conversation(self, request: ResponsesRequest) -> tuple[list[InputItem], list[str]]:
         """Returns the items of previous responses and of the request, and the request field of each."""
-        previous = request.previous_response_id
-        items = [] if previous is None else (await self._find(previous, "previous_response_id")).conversation
+        items: list[InputItem] = []
+        if request.previous_response_id is not None:
+            kept = self._find(request.previous_response_id, is_previous=True)
+            await hold_memory(len(kept))
+            items = await asyncio.to_thread(_parsed, kept)
         fields = ["previous_response_id"] * len(items)
         if isinstance(request.input, str):
             return [*items, InputMessage(role="user", content=request.input)], [*fields, "input"]
@@ -138,47 +136,43 @@ class ResponsesService:
                 param=f"input[{index}].id",
                 code="item_not_found",
             )
-        return _ITEMS.validate_json(kept)[0]
+        return _parsed(kept)[0]
 
-    async def _find(self, response_id: str, param: str, *, status: int = 400) -> _Stored:
-        kept = self._store.find(response_id, "resp_")
+    def _find(self, response_id: str, *, is_previous: bool = False) -> bytes:
+        """Returns the response, or its conversation if it is the previous one of a request."""
+        if is_previous:
+            kept = self._store.find(_conversation_of(response_id), "conversation_resp_")
+        else:
+            kept = self._store.find(response_id, "resp_")
         if kept is None:
             error = InvalidRequestError(
                 f"Response '{response_id[:64]}' was not found. This server keeps responses with 'store' true, "
                 "for a limited time.",
-                param=param,
-                code="previous_response_not_found" if status == 400 else "response_not_found",
+                param="previous_response_id" if is_previous else "response_id",
+                code="previous_response_not_found" if is_previous else "response_not_found",
             )
-            error.status = status
+            error.status = 400 if is_previous else 404
             raise error
-        return await asyncio.to_thread(_Stored.model_validate_json, kept)
+        return kept
 
-    async def _keep(
-        self, store: bool | None, conversation: Sequence[InputItem], response: OpenAIResponse
-    ) -> None:
+    def _keep(self, store: bool | None, response: ResponseObject) -> None:
         if store is False:
             return
-        output = _ITEMS.validate_python([item.model_dump(exclude_unset=True) for item in response.output])
-        for shown, item in zip(response.output, output, strict=True):
-            self._store.add(shown.id or "", _ITEMS.dump_json([item]))
-        if store:
-            stored = _Stored(response=response, conversation=[*conversation, *output])
-            data = await asyncio.to_thread(
-                lambda: stored.model_dump_json(by_alias=True, exclude_unset=True).encode()
-            )
-            self._store.add(response.id, data)
+        output = [(item.id, item.model_dump_json(exclude_unset=True).encode()) for item in response.output]
+        for id, data in output:
+            self._store.add(id or "", data)
+        given = self._store.find(f"input_{response.id}", "input_")
+        if given is not None:
+            self._store.add(_conversation_of(response.id), b",".join([given, *(data for _, data in output)]))
+            self._store.add(response.id, _json(response))
 
     async def _frames(
-        self,
-        opened: OpenedAnswer,
-        writer: ResponseWriter,
-        store: bool | None,
-        conversation: Sequence[InputItem],
+        self, opened: OpenedAnswer, writer: ResponseWriter, store: bool | None
     ) -> AsyncGenerator[bytes, None]:
         encoder = StreamEncoder(opened.audio_format) if opened.audio_format is not None else None
         is_spoken = False
         for event in writer.opening():
-            yield named_frame(*event)
+            yield named_frame(event.type, event)
         heartbeat_s, pace = self._config.sse_keep_alive_s, self._state.audio_pace()
         async with aclosing(opened.stream.events(heartbeat_s, pace)) as events:
             async for item in events:
@@ -188,13 +182,13 @@ class ResponsesService:
                 if encoder is not None and isinstance(item[1], AudioDelta):
                     is_spoken = True
                     for event in writer.audio(await encoded(encoder, item[1].samples)):
-                        yield named_frame(*event)
+                        yield named_frame(event.type, event)
                 if encoder is not None and is_spoken and isinstance(item[1], Finished):
                     for event in writer.audio(await last_encoded(encoder), is_last=True):
-                        yield named_frame(*event)
-                frames = [named_frame(*event) for event in writer.take(item[1])]
+                        yield named_frame(event.type, event)
+                frames = [named_frame(event.type, event) for event in writer.take(item[1])]
                 if isinstance(item[1], Finished):  # before the client can refer to it
-                    await self._keep(store, conversation, writer.response)
+                    self._keep(store, writer.response)
                 for frame in frames:
                     yield frame
 
@@ -207,45 +201,42 @@ class _ResponseStream(EventStreamResponse):
         self._writer = writer
 
     def ending(self, error: OmniError) -> bytes:
-        return b"".join(named_frame(*event) for event in self._writer.failed(error))
+        return b"".join(named_frame(event.type, event) for event in self._writer.failed(error))
 
 
-def _body(response: OpenAIResponse) -> Response:
-    return Response(
-        response.model_dump_json(by_alias=True, exclude_unset=True), media_type="application/json"
-    )
+def _conversation_of(response_id: str) -> str:
+    """Where its input and output are kept, with those of previous responses: items, comma-separated."""
+    return f"conversation_{response_id}"
+
+
+def _parsed(items: bytes) -> list[InputItem]:
+    return _ITEMS.validate_json(b"[%b]" % items)
+
+
+def _json(response: ResponseObject) -> bytes:
+    return response.model_dump_json(by_alias=True, exclude_unset=True).encode()
+
+
+def _body(response: ResponseObject) -> Response:
+    return Response(_json(response), media_type="application/json")
 
 
 def _spoken_body(
-    response: OpenAIResponse, samples: Sequence[npt.NDArray[np.float32]], audio_format: AudioFormat
+    response: ResponseObject, samples: Sequence[npt.NDArray[np.float32]], audio_format: AudioFormat
 ) -> Response:
     data = base64.b64encode(encode(np.concatenate(samples), audio_format)).decode("ascii")
     audio = SpokenAudio(data=data, format=audio_format)
     return _body(response.model_copy(update={"audio": audio}))
 
 
-def _request(input: object, **fields: object) -> dict[str, object]:
-    return {"model": EXAMPLE_MODEL, "input": input, **fields}
-
-
+_QUESTION = {"model": EXAMPLE_MODEL, "input": "What is the capital of France?"}
 _EXAMPLES: dict[str, dict[str, object]] = {
-    "text": _request("What is the capital of France?", max_output_tokens=64),
-    "stream": _request("What is the capital of France?", stream=True),
-    "speech": _request(
-        "What is the capital of France?",
-        modalities=["text", "audio"],
-        audio={"voice": "alloy", "format": "wav"},
-    ),
-    "tool": _request(
-        [{"role": "user", "content": "What is the weather in Paris?"}],
-        tools=[
-            {
-                "type": "function",
-                "name": "weather",
-                "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-            }
-        ],
-    ),
+    "text": {**_QUESTION, "max_output_tokens": 64},
+    "speech": {
+        **_QUESTION,
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "alloy", "format": "wav"},
+    },
 }
 
 

@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from openai.types.responses import (
     FunctionTool,
@@ -11,7 +11,6 @@ from openai.types.responses import (
     ResponseFunctionToolCall,
     ResponseOutputMessage,
     ResponseOutputText,
-    ResponseStreamEvent,
     ResponseUsage,
     ToolChoiceAllowed,
     ToolChoiceFunction,
@@ -21,7 +20,7 @@ from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_error import ResponseError
 from openai.types.responses.response_status import ResponseStatus
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from omni_server.api.render import choice_logprobs
 from omni_server.api.responses.schemas import ResponsesRequest
@@ -39,13 +38,7 @@ _ECHOED = (
     "top_p",
 )
 
-_EVENTS: dict[str, type[BaseModel]] = {
-    get_args(kind.model_fields["type"].annotation)[0]: kind
-    for kind in get_args(get_args(ResponseStreamEvent)[0])
-}
 JsonObject = dict[str, Any]
-Event = tuple[str, BaseModel]
-"""Its type, and the event."""
 
 
 class SpokenAudio(BaseModel):
@@ -57,8 +50,10 @@ class SpokenAudio(BaseModel):
 
 
 class ResponseObject(Response):
-    """What this server sends of OpenAI's `Response`, for OpenAPI."""
+    """OpenAI's `Response` with the types that this server sends. Times are whole seconds, as from OpenAI."""
 
+    created_at: int  # type: ignore[assignment]
+    completed_at: int | None = None  # type: ignore[assignment]
     output: list[ResponseOutputMessage | ResponseFunctionToolCall]  # type: ignore[assignment]
     tools: list[FunctionTool]  # type: ignore[assignment]
     tool_choice: ToolChoiceOptions | ToolChoiceFunction | ToolChoiceAllowed
@@ -70,13 +65,15 @@ class ResponseObject(Response):
 class StreamEvent(BaseModel):
     """One of `openai.types.responses.ResponseStreamEvent`."""
 
+    model_config = ConfigDict(extra="allow")
+
     type: str
     sequence_number: int
 
 
-def new_response(id: str, model: str, request: ResponsesRequest) -> Response:
+def new_response(id: str, model: str, request: ResponsesRequest) -> ResponseObject:
     asked = request.model_dump(by_alias=True, exclude={"input"})
-    return Response.model_validate(
+    return ResponseObject.model_validate(
         {
             **{name: asked[name] for name in _ECHOED},
             "id": id,
@@ -105,7 +102,7 @@ def new_response(id: str, model: str, request: ResponsesRequest) -> Response:
 class ResponseWriter:
     """Changes `response` with each event of the answer. Events refer to it: render each before the next."""
 
-    def __init__(self, response: Response, *, with_logprobs: bool) -> None:
+    def __init__(self, response: ResponseObject, *, with_logprobs: bool) -> None:
         self.response = response
         self._with_logprobs = with_logprobs
         self._sequence_number = -1
@@ -116,11 +113,11 @@ class ResponseWriter:
         self._logprobs: list[JsonObject] = []
         self._base64 = Base64Stream()
 
-    def opening(self) -> Iterator[Event]:
+    def opening(self) -> Iterator[StreamEvent]:
         yield self._event("response.created", response=self.response)
         yield self._event("response.in_progress", response=self.response)
 
-    def take(self, event: OmniEvent) -> Iterator[Event]:
+    def take(self, event: OmniEvent) -> Iterator[StreamEvent]:
         match event:
             case TextDelta(text=text, logprobs=tokens):
                 # Inside a call, there are log-probabilities without text.
@@ -145,14 +142,14 @@ class ResponseWriter:
             case Finished(finish_reason=reason, usage=usage):
                 yield from self._finish(usage, is_cut=reason == "length")
 
-    def audio(self, data: bytes, *, is_last: bool = False) -> Iterator[Event]:
+    def audio(self, data: bytes, *, is_last: bool = False) -> Iterator[StreamEvent]:
         encoded = self._base64.push(data) + (self._base64.flush() if is_last else "")
         if encoded:
             yield self._event("response.audio.delta", delta=encoded)
         if is_last:
             yield self._event("response.audio.done")
 
-    def failed(self, error: OmniError) -> Iterator[Event]:
+    def failed(self, error: OmniError) -> Iterator[StreamEvent]:
         yield from self._close("incomplete")
         self.response.status = "failed"
         self.response.error = ResponseError(
@@ -160,7 +157,7 @@ class ResponseWriter:
         )
         yield self._event("response.failed", response=self.response)
 
-    def _finish(self, usage: Usage, *, is_cut: bool) -> Iterator[Event]:
+    def _finish(self, usage: Usage, *, is_cut: bool) -> Iterator[StreamEvent]:
         status: ResponseStatus = "incomplete" if is_cut else "completed"
         if not self.response.output:
             yield from self._open_message()
@@ -174,7 +171,7 @@ class ResponseWriter:
         else:
             yield self._event("response.completed", response=self.response)
 
-    def _open_message(self) -> Iterator[Event]:
+    def _open_message(self) -> Iterator[StreamEvent]:
         if isinstance(self._item, ResponseOutputMessage):
             return
         yield from self._close("completed")
@@ -184,18 +181,18 @@ class ResponseWriter:
         yield from self._open(message)
         yield self._part_event("response.content_part.added", part=_text_part("", []))
 
-    def _open(self, item: ResponseOutputMessage | ResponseFunctionToolCall) -> Iterator[Event]:
+    def _open(self, item: ResponseOutputMessage | ResponseFunctionToolCall) -> Iterator[StreamEvent]:
         self._item, self._pieces, self._logprobs = item, [], []
         self.response.output.append(item)
         yield self._event("response.output_item.added", item=item, **self._position())
 
-    def _text_delta(self, text: str, tokens: Sequence[SampledToken]) -> Event:
+    def _text_delta(self, text: str, tokens: Sequence[SampledToken]) -> StreamEvent:
         self._pieces.append(text)
         logprobs = _logprobs(tokens) if self._with_logprobs else []
         self._logprobs += logprobs
         return self._part_event("response.output_text.delta", delta=text, logprobs=logprobs)
 
-    def _close(self, status: ResponseStatus) -> Iterator[Event]:
+    def _close(self, status: ResponseStatus) -> Iterator[StreamEvent]:
         item, text = self._item, "".join(self._pieces)
         match item:
             case ResponseFunctionToolCall():
@@ -217,18 +214,16 @@ class ResponseWriter:
     def _position(self) -> dict[str, object]:
         return {"output_index": len(self.response.output) - 1}
 
-    def _item_event(self, type: str, **fields: object) -> Event:
+    def _item_event(self, type: str, **fields: object) -> StreamEvent:
         assert self._item is not None
         return self._event(type, item_id=self._item.id, **self._position(), **fields)
 
-    def _part_event(self, type: str, **fields: object) -> Event:
+    def _part_event(self, type: str, **fields: object) -> StreamEvent:
         return self._item_event(type, content_index=0, **fields)
 
-    def _event(self, type: str, **fields: object) -> Event:
+    def _event(self, type: str, **fields: object) -> StreamEvent:
         self._sequence_number += 1
-        return type, _EVENTS[type].model_validate(
-            {"type": type, "sequence_number": self._sequence_number, **fields}
-        )
+        return StreamEvent.model_validate({"type": type, "sequence_number": self._sequence_number, **fields})
 
 
 def _new_id(prefix: str) -> str:

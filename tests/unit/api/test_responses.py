@@ -71,6 +71,7 @@ async def response_of(generator: FakeGenerator, given: Any = "hi", **fields: Any
     assert answer.status_code == 200, answer.text
     response: dict[str, Any] = answer.json()
     Response.model_validate(response)
+    assert {type(response[name]) for name in ("created_at", "completed_at")} <= {int, type(None)}
     return response
 
 
@@ -160,6 +161,25 @@ SAME_REQUESTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                 {"type": "text", "text": "hear"},
                 {"type": "input_audio", "input_audio": {"data": data_url(tone()), "format": "wav"}},
             ]
+        ),
+    ),
+    "text behind a call": (
+        response_body(
+            [
+                {"role": "user", "content": "hi"},
+                CALL,
+                {"role": "assistant", "content": "So."},
+                {"type": "function_call_output", "call_id": "call_a", "output": "rain"},
+            ],
+            tools=[WEATHER],
+        ),
+        chat(
+            messages=[
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": "So.", "tool_calls": [CHAT_CALL]},
+                {"role": "tool", "tool_call_id": "call_a", "content": "rain"},
+            ],
+            tools=[CHAT_WEATHER],
         ),
     ),
     "rounds of tools": (
@@ -495,7 +515,13 @@ async def test_an_id_is_found_only_as_what_it_names() -> None:
 
 async def test_a_stream_is_stored_before_its_last_event_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    monkeypatch.setattr(AnswerStore, "add", lambda store, id, data: order.append(id.partition("_")[0]))
+    add = AnswerStore.add
+
+    def noted_add(store: AnswerStore, id: str, data: bytes) -> int:
+        order.append(id.partition("_")[0])
+        return add(store, id, data)
+
+    monkeypatch.setattr(AnswerStore, "add", noted_add)
     app = app_of(FakeGenerator())
 
     async def noting(scope: Scope, receive: Receive, send: Send) -> None:
@@ -508,7 +534,7 @@ async def test_a_stream_is_stored_before_its_last_event_is_sent(monkeypatch: pyt
 
     async with AsgiCall(noting, response_body(stream=True, store=True), path=URL) as call:
         await call.body_until(b"response.completed")
-    assert order == ["msg", "resp", "sent"]
+    assert order == ["input", "msg", "conversation", "resp", "sent"]
 
 
 async def test_what_is_larger_than_the_store_evicts_nothing() -> None:
@@ -519,3 +545,15 @@ async def test_what_is_larger_than_the_store_evicts_nothing() -> None:
         ]
         assert (await client.get(f"{URL}/{small}")).status_code == 200
         assert (await client.get(f"{URL}/{large}")).status_code == 404
+
+
+async def test_a_previous_conversation_counts_as_a_body_until_the_answer_begins() -> None:
+    config = ApiConfig(max_body_bytes=4000, max_total_body_bytes=4000)
+    async with http_client(app_of(FakeGenerator(), config)) as client:
+        first = (await client.post(URL, json=response_body("x" * 2000, store=True))).json()
+        second = response_body("y" * 1000, store=True, previous_response_id=first["id"])
+        answer = await client.post(URL, json=second)
+        assert answer.status_code == 200, answer.text
+        third = response_body("z" * 1000, previous_response_id=answer.json()["id"])
+        assert error_of(await client.post(URL, json=third), 503)["code"] == "server_overloaded"
+        assert (await client.post(URL, json=second)).status_code == 200
