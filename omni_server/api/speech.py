@@ -145,7 +145,7 @@ async def _answer(state: ServerState, config: ApiConfig, given: object) -> Respo
     is_whole = _is_sent_whole(body, audio_format)
     pieces = _pieces(stream, name, audio_format, speed, None if is_whole else pace, is_whole=is_whole)
     first = await anext(pieces, b"")
-    headers = _HEADERS | {"content-length": str(stream.num_held)} if is_whole else _HEADERS
+    headers = _HEADERS | {"content-length": str(len(stream.file))} if is_whole else _HEADERS
     return AudioStreamResponse(
         name, pieces, first=first, media_type=MEDIA_TYPES[audio_format], headers=headers
     )
@@ -219,11 +219,14 @@ async def _pieces(
                         yield piece
         if stream.num_cut_short:
             logger.warning("%s: %d passage(s) ended at the limit of codec tokens", name, stream.num_cut_short)
+        if is_whole:
+            stream.file = await asyncio.to_thread(close)
+            for begin in range(0, len(stream.file), _SLICE_BYTES):
+                stream.hold(len(stream.file))
+                yield stream.file[begin : begin + _SLICE_BYTES]
+            return
         data = await asyncio.to_thread(close)
-        for begin in range(0, len(data) if is_whole else 0, _SLICE_BYTES):
-            stream.hold(len(data))
-            yield data[begin : begin + _SLICE_BYTES]
-        if data and not is_whole and (piece := data if frames is None else frames.delta(data)):
+        if data and (piece := data if frames is None else frames.delta(data)):
             yield piece
     if frames is not None:
         yield frames.ending(stream.usages)
