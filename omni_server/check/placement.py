@@ -58,6 +58,7 @@ _SIZES = (
 )
 """The largest that fits is chosen. Smaller values in the base config are kept."""
 
+_Sizes = Sequence[_Size]
 _Devices = dict[str, Gpu]
 """By stage."""
 _Fields = dict[str, object]
@@ -131,9 +132,7 @@ def _quantized(base: StageConfig, model: ModelSizes, quantization: Quantization 
     )
 
 
-def _fitting(
-    gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, sizes: Sequence[_Size]
-) -> StageConfig | None:
+def _fitting(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, sizes: _Sizes) -> StageConfig | None:
     placements = list(_placements(gpus, base))
     on_one = _placed(base, placements[0])
     if _fits_as_it_is(on_one, placements[0], model):
@@ -224,7 +223,7 @@ def _refusal(
     gpus: Sequence[Gpu],
     base: StageConfig,
     model: ModelSizes,
-    sizes: Sequence[_Size],
+    sizes: _Sizes,
     *,
     can_be_quantized: bool,
 ) -> str:
