@@ -220,12 +220,7 @@ def _needs(config: StageConfig, devices: _Devices, model: ModelSizes) -> dict[st
 
 
 def _refusal(
-    gpus: Sequence[Gpu],
-    base: StageConfig,
-    model: ModelSizes,
-    sizes: _Sizes,
-    *,
-    can_be_quantized: bool,
+    gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, sizes: _Sizes, *, can_be_quantized: bool
 ) -> str:
     """One line: what exists, and what would fit."""
     there = ", ".join(
