@@ -23,14 +23,11 @@ from omni_server.types import ChatMessage, ImagePart, ModelInfo, OmniRequest, Te
 from omni_server.types.images import ImageOutput, ImageSize, Lora
 
 PARAMETERS: Mapping[str, str] = {
-    "negative_prompt": "negative_prompt",
     "num_steps": "num_inference_steps",
-    "guidance_scale": "guidance_scale",
-    "true_cfg_scale": "true_cfg_scale",
     "num_partial_images": "partial_images",
     "loras": "lora",
 }
-"""Fields of `ImageOutput` and their names in requests."""
+"""Fields of `ImageOutput` that have another name in requests."""
 
 _SIZE = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})")
 _INSTEAD = {
