@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-import pillow_heif
+import pi_heif
 from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError
 
 HEADER = struct.Struct("=II")
@@ -33,7 +33,7 @@ _BASE_BYTES = int(Path("/proc/self/statm").read_text().split()[0]) * resource.ge
 """Address space before the first file."""
 
 Image.init()  # Pillow would load further formats for a file in none of these, when nothing can be opened any more
-pillow_heif.register_heif_opener(thumbnails=False, decode_threads=1)
+pi_heif.register_heif_opener(thumbnails=False, decode_threads=1)
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each would take address space for its stack
 
 
