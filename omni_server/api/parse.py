@@ -40,8 +40,7 @@ async def parse_chat_request(
 
     Raises `InvalidRequestError`, or what `load` raises. Cheap checks run first; media are loaded last.
     """
-    check_extra_fields(body.model_extra, HARMLESS_VALUES, _HINTS)
-    check_stream_options(body)
+    check_text_fields(body)
     if model.text_stage is None and not model.only_generates_images:
         raise unsupported(f"The model '{model.name}' does not answer chats.", "model")
     output = _speech_output(body, model)
@@ -76,7 +75,8 @@ async def parse_chat_request(
     return requests, audio_format
 
 
-def check_stream_options(body: TextFields) -> None:
+def check_text_fields(body: TextFields) -> None:
+    check_extra_fields(body.model_extra, _HARMLESS_VALUES, _HINTS)
     if body.stream_options is not None and body.stream is not True:
         raise InvalidRequestError(
             "'stream_options' is allowed only where 'stream' is true.", param="stream_options"
@@ -133,6 +133,12 @@ def check_model(name: str, model: ModelInfo) -> None:
         raise ModelNotFoundError(
             f"The model '{name[:200]}' does not exist. This server serves: {served}.", param="model"
         )
+
+
+def check_writes_text(model: ModelInfo) -> None:
+    """Raises `InvalidRequestError` for a model that does not."""
+    if model.text_stage is None:
+        raise unsupported(f"The model '{model.name}' writes no text.", "model")
 
 
 def check_transcribes(model: ModelInfo) -> None:
@@ -197,7 +203,7 @@ def check_extra_fields(
             raise unsupported(hint, name)
 
 
-HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
+_HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
     "prompt_logprobs": (None,),
     "functions": (None,),
     "function_call": (None, "none"),
@@ -208,6 +214,9 @@ HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
     "documents": (None, []),
     "truncate_prompt_tokens": (None,),
     "echo": (None, False),
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "prompt_embeds": (None,),
 }
 """Fields of OpenAI and vLLM that change the answer, with the values that have no effect."""
 
