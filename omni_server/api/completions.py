@@ -17,14 +17,8 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.constraints import structured_output
 from omni_server.api.limits import Admission
 from omni_server.api.openapi import EXAMPLE_MODEL, GENERATION_ERRORS, event_stream, request_body
-from omni_server.api.parse import (
-    check_constrained,
-    check_model,
-    check_text_fields,
-    check_writes_text,
-    choices_of,
-)
-from omni_server.api.render import LOWEST_LOGPROB, CollectedChoice
+from omni_server.api.parse import check_text_fields, check_text_model, choices_of
+from omni_server.api.render import CollectedChoice, choice_logprobs
 from omni_server.api.sampling import sampling_of_text, text_sampling
 from omni_server.api.schemas import Count, NonEmpty, TextFields, TokenIds
 from omni_server.api.state import ServerState
@@ -39,7 +33,6 @@ from omni_server.types import (
     Prompt,
     SampledToken,
     TextDelta,
-    TokenLogprob,
     Usage,
 )
 
@@ -109,31 +102,32 @@ class _Choice:
         return TextChoice(index=self._index, text=text, logprobs=logprobs, finish_reason=finish_reason)
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> Logprobs:
+        entries = choice_logprobs(tokens).content or []
         offsets: list[int] = []
-        for token in (token.sampled for token in tokens):
+        for entry in entries:
             offsets.append(self._offset)  # of a token inside a character: the character's
-            shown = token.utf8 or (
-                b"" if self._body.skip_special_tokens is not False else token.text.encode()
-            )
+            shown = bytes(entry.bytes or ())
+            if not shown and self._body.skip_special_tokens is False:
+                shown = entry.token.encode()
             self._offset += len(self._decoder.decode(shown))
         return Logprobs(
             text_offset=offsets,
-            token_logprobs=[_value(token.sampled) for token in tokens],
-            tokens=[token.sampled.text for token in tokens],
-            top_logprobs=[{top.text: _value(top) for top in (*token.top, token.sampled)} for token in tokens],
+            token_logprobs=[entry.logprob for entry in entries],
+            tokens=[entry.token for entry in entries],
+            top_logprobs=[
+                {top.token: top.logprob for top in entry.top_logprobs} | {entry.token: entry.logprob}
+                for entry in entries
+            ],
         )
-
-
-def _value(token: TokenLogprob) -> float:
-    return max(token.logprob, LOWEST_LOGPROB)
 
 
 async def _answer(state: ServerState, config: ApiConfig, admission: Admission, given: object) -> Response:
     generator = state.require_generator()
     body, model = validate(CompletionRequest, given), generator.model_info
     request, prompts, num_choices = _request(body, model), _prompts(body), body.n or 1
-    choices = [_Choice(index, body) for index in range(len(prompts) * num_choices)]
-    admission.enter_choices(len(choices), "n" if num_choices > 1 else "prompt")
+    total = len(prompts) * num_choices
+    admission.enter_choices(total, "n" if num_choices > 1 else "prompt")
+    choices = [_Choice(index, body) for index in range(total)]
     completion = TextCompletion(
         id=f"cmpl-{uuid.uuid4().hex}",
         object="text_completion",
@@ -209,11 +203,9 @@ def _prompts(body: CompletionRequest) -> list[Prompt]:
 
 def _request(body: CompletionRequest, model: ModelInfo) -> OmniRequest:
     """Without its prompt. Raises `InvalidRequestError`."""
-    check_model(body.model, model)
-    check_writes_text(model)
+    check_text_model(body.model, model)
     check_text_fields(body)
     structure = structured_output(body, with_speech=False, with_tools=False)
-    check_constrained(body, is_constrained=structure is not None)
     sampling = text_sampling(sampling_of_text(body, body.max_tokens, body.logprobs), model)
     return OmniRequest("", (), sampling=sampling, structured_output=structure, max_tokens_param="max_tokens")
 

@@ -1,20 +1,18 @@
 """`POST /tokenize` and `POST /detokenize`, as vLLM has them."""
 
-from functools import partial
-
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import load_messages
 from omni_server.api.openapi import EXAMPLE_MODEL, GENERATION_ERRORS, request_body
-from omni_server.api.parse import check_model, check_writes_text, parse_chat_request
+from omni_server.api.parse import check_text_model, parse_chat_request
 from omni_server.api.schemas import ChatCompletionRequest, TokenIds, TolerantModel
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import until_disconnect
 from omni_server.api.validation import read_json, validate
 from omni_server.errors import InvalidRequestError
-from omni_server.types import ModelInfo, OmniRequest, Prompt, TokenizedPrompt
+from omni_server.types import OmniRequest, Prompt, TokenizedPrompt
 
 
 class TokenizeRequest(TolerantModel):
@@ -46,14 +44,17 @@ async def _tokenize(state: ServerState, media: MediaLoader, body: object) -> Tok
     fields = body if isinstance(body, dict) else {}
     is_chat = fields.get("messages") is not None
     given = validate(TokenizeRequest, fields | {"prompt": ""} if is_chat else body)
-    model = _checked(state, given.model)
+    model = state.require_generator().model_info
+    check_text_model(given.model, model)
     prompt = Prompt(given.prompt, add_special_tokens=given.add_special_tokens)
     request = OmniRequest("", (), prompt=prompt)
     if is_chat:
         chat = validate(ChatCompletionRequest, fields | {"model": model.name})
-        load = partial(load_messages, chat.messages, model, media, None)
         (request, *_), _ = await parse_chat_request(
-            chat, "", model, lambda hears_videos: load(hears_videos=hears_videos)
+            chat,
+            "",
+            model,
+            lambda hears: load_messages(chat.messages, model, media, None, hears_videos=hears),
         )
     tokenized = await _tokenized(state, request, "messages" if is_chat else "prompt")
     return TokenizeResponse(
@@ -62,20 +63,6 @@ async def _tokenize(state: ServerState, media: MediaLoader, body: object) -> Tok
         tokens=list(tokenized.token_ids),
         token_strs=list(tokenized.strings) if given.return_token_strs else None,
     )
-
-
-async def _detokenize(state: ServerState, body: object) -> DetokenizeResponse:
-    given = validate(DetokenizeRequest, body)
-    _checked(state, given.model)
-    request = OmniRequest("", (), prompt=Prompt(token_ids=tuple(given.tokens)))
-    return DetokenizeResponse(prompt=(await _tokenized(state, request, "tokens")).text)
-
-
-def _checked(state: ServerState, name: str | None) -> ModelInfo:
-    model = state.require_generator().model_info
-    check_model(model.name if name is None else name, model)
-    check_writes_text(model)
-    return model
 
 
 async def _tokenized(state: ServerState, request: OmniRequest, param: str) -> TokenizedPrompt:
@@ -105,6 +92,10 @@ def tokenization_router(state: ServerState, media: MediaLoader) -> APIRouter:
         openapi_extra=request_body(DetokenizeRequest, {"tokens": tokens}),
     )
     async def detokenize(request: Request) -> DetokenizeResponse:
-        return await until_disconnect(_detokenize(state, await read_json(request)), request.receive)
+        given = validate(DetokenizeRequest, await read_json(request))
+        check_text_model(given.model, state.require_generator().model_info)
+        prompt = Prompt(token_ids=tuple(given.tokens))
+        tokenized = await _tokenized(state, OmniRequest("", (), prompt=prompt), "tokens")
+        return DetokenizeResponse(prompt=tokenized.text)
 
     return router
