@@ -69,7 +69,7 @@ def image_output(fields: ImageFields, model: ModelInfo, config: ApiConfig) -> Im
 
     Raises `InvalidRequestError` or `ModelNotFoundError`.
     """
-    check_model(model.name if fields.model is None else fields.model, model)
+    check_model(fields.model, model)
     if not model.image_sizes:
         raise unsupported(f"The model '{model.name}' does not generate images.", "model")
     check_extra_fields(fields.model_extra, _HARMLESS_VALUES, _HINTS)
