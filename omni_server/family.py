@@ -24,7 +24,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError
 from omni_server.protocol.rows import SourceSpan as SourceSpan
-from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, Task, VideoPart
+from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, SpeechOutput, Task, VideoPart
 from omni_server.types.images import ImageFeatures, ImageOutput, ImageSize
 
 logger = logging.getLogger(__name__)
@@ -104,6 +104,41 @@ class EmbeddingsPrompt:
     text: TextRows | None = None
     """Set if text crosses the edge as ids (`Embeddings.text_ids`). Its `row_ids` are one fewer than
     `token_ids`."""
+
+
+@dataclass(frozen=True)
+class SpeechPrompt:
+    """Prompt of an entry that reads text (`StageSpec.reads_text`), whose model composes all of its rows."""
+
+    token_ids: tuple[int, ...]
+    """One per row: codec tokens that are never sampled, so that no penalty for repetition applies to them."""
+    rows: bytes
+    """`omni_server.protocol.rows.ComposedSegment.data`"""
+    text_ids: tuple[int, ...]
+    """Ids of the rows that follow the prompt, one for each generated position, as far as they are known."""
+    tail_ids: tuple[int, ...]
+    """Ids of the rows that follow these, once the text is complete: each in turn, the last one forever."""
+
+
+class SpeechText(Protocol):
+    """The text that one request has spoken, on its way to the rows of the entry."""
+
+    def push(self, text: str) -> None: ...
+
+    def finish(self) -> None:
+        """There is no more text."""
+        ...
+
+    def prompt(self) -> SpeechPrompt | None:
+        """None while more text is needed, and if all of it has no tokens. Call it until there is one.
+
+        Raises `InvalidRequestError`.
+        """
+        ...
+
+    def take_ids(self) -> tuple[int, ...]:
+        """The ids of rows that follow those of `prompt` and of earlier calls."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -315,6 +350,13 @@ class FamilyModel(ABC):
         """Returns the prompt of a stage that receives embeddings, given its source's prompt.
 
         `voice` is one of `voices`; None if the request has none.
+        """
+        raise NotImplementedError
+
+    def speech_text(self, speech: SpeechOutput, voice: str | None) -> SpeechText:
+        """The text of a request to an entry that reads text; `speech.text` is not pushed yet.
+
+        `voice` is one of `voices`; None if the model has none. Raises `InvalidRequestError`.
         """
         raise NotImplementedError
 

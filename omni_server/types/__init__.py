@@ -156,6 +156,10 @@ class SpeechOutput:
     text: str | None = None
     """Text to speak, word for word, as the answer to the messages. The model generates no text, so its
     sampling has no effect. None speaks the model's text."""
+    language: str | None = None
+    """Name of the language, in any case; None and "auto" leave it to the model."""
+    instructions: str | None = None
+    """How to speak, or a description of the voice."""
 
 
 @dataclass(frozen=True)
