@@ -18,7 +18,7 @@ from omni_server.errors import InvalidRequestError
 from omni_server.family import AUDIO_TRACK, SAMPLED_FPS, Prompt
 from omni_server.types import RawPrompt, TokenizedPrompt, VideoPart
 
-_INLINE_CHARS, _INLINE_PIECES = 2000, 8
+INLINE_CHARS, _INLINE_PIECES = 2000, 8
 """Text up to this length is tokenised within a millisecond or two, mostly in less than half of one. In a
 thread, next to an event loop that is busy with a burst, it would wait for Python's lock instead, up to 5 ms
 each time."""
@@ -165,7 +165,7 @@ class PromptRenderer:
         `InvalidRequestError`.
         """
         renderer = self._engine.renderer
-        is_short = len(pieces) <= _INLINE_PIECES and sum(map(len, pieces)) <= _INLINE_CHARS
+        is_short = len(pieces) <= _INLINE_PIECES and sum(map(len, pieces)) <= INLINE_CHARS
         inner = replace(params, add_special_tokens=False)
         token_ids: list[int] = []
         for piece in pieces:

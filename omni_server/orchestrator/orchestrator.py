@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from omni_server.config.pipeline import Embeddings, TokenFrames
 from omni_server.config.stage_config import StageConfig
@@ -14,7 +15,7 @@ from omni_server.config.stages import ArStage
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import EngineHandle, Stage
-from omni_server.engine.prompt_rendering import RenderedPrompt, context_length_exceeded
+from omni_server.engine.prompt_rendering import INLINE_CHARS, RenderedPrompt, context_length_exceeded
 from omni_server.engine.sampling import StageSampling, add_rows, merged, sampling_params
 from omni_server.errors import (
     CorruptDataError,
@@ -23,12 +24,12 @@ from omni_server.errors import (
     OverloadedError,
     StageDownError,
 )
-from omni_server.family import EmbeddingsPrompt, FamilyModel, Prompt
+from omni_server.family import FamilyModel, Prompt, SpeechPrompt, SpeechText
 from omni_server.generation import Deliver
 from omni_server.orchestrator.fair_share import FairShareQueue
 from omni_server.orchestrator.image_requests import ImageRequests, ImageTask
 from omni_server.orchestrator.request_run import RequestRun
-from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
+from omni_server.orchestrator.row_feeder import RowFeeder, SpeechTextFeeder, TextRowFeeder
 from omni_server.orchestrator.speech_decoding import SpeechDecoding, speech_decoding
 from omni_server.orchestrator.speech_tasks import ArTask, AudioTask, TextOutput
 from omni_server.orchestrator.spoken_text import SpokenText
@@ -141,6 +142,8 @@ class Orchestrator:
         try:
             if request.image is not None:
                 tokens = await self._add_image(run, request, request.image)
+            elif self._config.stage_spec(self._entry).reads_text:
+                tokens = await self._add_reader(run, request, voice)
             else:
                 tokens = await self._add_ar(run, request, outputs, voice, deadline_s, began)
             self._check_open(request, outputs)  # again: rendering takes time
@@ -246,7 +249,16 @@ class Orchestrator:
             if fed.text is None or fed.text.has_media:
                 spans = None if fed.text is None else fed.text.spans
                 add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply, spans=spans))
-            speaker = self._add_speaker(run, request, edge.target, voice, fed, is_limited=is_limited)
+            num_first_rows = len(fed.token_ids) - 1  # the row of the first generated token follows
+            drop = self._ar[edge.target].any_engine.outbox.drop  # all replicas read the same queues
+            if fed.text is None:
+                feeder = RowFeeder(drop, num_first_rows=num_first_rows, is_limited=is_limited)
+            else:
+                assert len(fed.text.row_ids) == num_first_rows
+                feeder = TextRowFeeder(drop, fed.text, is_limited=is_limited)
+            speaker = self._add_speaker(
+                run, request, edge.target, voice, fed.token_ids, fed.num_replaced, feeder
+            )
         if is_text:
             text = TextOutput(
                 run,
@@ -260,6 +272,22 @@ class Orchestrator:
         assert output is not None
         run.add(ArTask(run, entry, prompt, params, output, speaker=speaker, handle=handle))
         return self._count(prompt)
+
+    async def _add_reader(self, run: RequestRun, request: OmniRequest, voice: str | None) -> PromptTokens:
+        """Adds an entry that reads the text of the request."""
+        speech = request.speech
+        if speech is None or speech.text is None or voice is None:
+            raise InvalidRequestError("this model only reads text aloud", param="messages")
+        text = self._family.speech_text(speech, voice)
+        read = partial(_prompt_of, text, speech.text)
+        prompt = read() if len(speech.text) <= INLINE_CHARS else await asyncio.to_thread(read)
+        if prompt is None:
+            raise InvalidRequestError("there is no text to read", param="messages")
+        feeder = SpeechTextFeeder(self._ar[self._entry].any_engine.outbox.drop, prompt)
+        feeder.finish(feeder.num_generated_rows)
+        self._add_speaker(run, request, self._entry, voice, prompt.token_ids, len(prompt.token_ids), feeder)
+        num_tokens = len(prompt.token_ids) + len(prompt.text_ids)
+        return PromptTokens(num_tokens, num_tokens, 0, 0, 0)
 
     def _prompt(
         self, handle: ArHandle, request: OmniRequest, outputs: frozenset[Output]
@@ -276,11 +304,11 @@ class Orchestrator:
         request: OmniRequest,
         name: str,
         voice: str,
-        prompt: EmbeddingsPrompt,
-        *,
-        is_limited: bool,
+        prompt: tuple[int, ...],
+        num_replaced: int,
+        feeder: RowFeeder,
     ) -> ArTask:
-        """Adds the stage that receives the entry's embeddings. For `is_limited`, see `RowFeeder`."""
+        """Adds a stage that `feeder` feeds. `prompt` and `num_replaced` as in `EmbeddingsPrompt`."""
         stage, config = self._ar[name], self._config.stages[name]
         max_model_len = stage.any_engine.max_model_len
         assert isinstance(config, ArStage)
@@ -291,25 +319,18 @@ class Orchestrator:
             sampling if sampling.max_tokens is not None else replace(sampling, max_tokens=max_model_len),
             end_ids=self._family.stop_ids[config.model_stage],
             is_text=False,
-            rows=RowsInput(num_replaced=prompt.num_replaced),
+            rows=RowsInput(num_replaced=num_replaced),
         )
         _limit_tokens(
             params,
             max_model_len,
-            len(prompt.token_ids),
+            len(prompt),
             asked=asked,
             fields=self._param_names(name),
         )
-        num_first_rows = len(prompt.token_ids) - 1  # the row of the first generated token follows
-        drop = stage.any_engine.outbox.drop  # all replicas read the same queues
-        if prompt.text is None:
-            feeder = RowFeeder(drop, num_first_rows=num_first_rows, is_limited=is_limited)
-        else:
-            assert len(prompt.text.row_ids) == num_first_rows
-            feeder = TextRowFeeder(drop, prompt.text, is_limited=is_limited)
         audio = self._add_audio(run, request, name, voice)
         assert audio is not None
-        return run.add(ArTask(run, stage, prompt.token_ids, params, audio, source=feeder))
+        return run.add(ArTask(run, stage, prompt, params, audio, source=feeder))
 
     def _add_audio(
         self, run: RequestRun, request: OmniRequest, stage: str, voice: str | None
@@ -381,6 +402,12 @@ async def _reading(handle: ArHandle, began: float, deadline_s: float) -> AsyncIt
             yield
     except TimeoutError:
         raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
+
+
+def _prompt_of(text: SpeechText, whole: str) -> SpeechPrompt | None:
+    text.push(whole)
+    text.finish()
+    return text.prompt()
 
 
 def _num_chars(message: ChatMessage) -> int:

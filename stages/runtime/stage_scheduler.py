@@ -79,8 +79,7 @@ class StageScheduler(BatchingScheduler):
         self.structured_output_manager.executor = ThreadPoolExecutor(
             max(1, (os.cpu_count() or 1) // 2), "grammar compiler", os.nice, (COMPILE_NICENESS,)
         )
-        is_fed = bool(config.input_queues)
-        self.batching_delay = None if is_fed else BatchingDelay(PROMPT_DELAY_S, MAX_PROMPT_DELAY_S)
+        self.batching_delay = None if config.is_fed else BatchingDelay(PROMPT_DELAY_S, MAX_PROMPT_DELAY_S)
 
     # -- lifecycle of requests and feeds (both arrive as vLLM's ADD)
 
