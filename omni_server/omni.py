@@ -312,14 +312,15 @@ def warm_up_request(
             sampling[name] = SamplingConfig(
                 temperature=0.0 if is_greedy else 1.0, max_tokens=length, min_tokens=length, ignore_eos=True
             )
-    content: tuple[ContentPart, ...] = (TextPart("Hello"),)
+    text = "Hello"
+    content: tuple[ContentPart, ...] = (TextPart(text),)
     if features.needs_input_image:
         content += (ImagePart(np.full((64, 64, 3), 128, np.uint8)),)
     num_steps = WARM_UP_STEPS if "num_steps" in features.parameters else None
     return OmniRequest(
         f"warm-up-{uuid.uuid4().hex}",
         (ChatMessage("user", content),),
-        speech=SpeechOutput() if "audio" in config.outputs else None,
+        speech=SpeechOutput(text=text if config.reads_text else None) if "audio" in config.outputs else None,
         image=ImageOutput(num_steps=num_steps) if "image" in config.outputs else None,
         sampling=sampling,
         is_logged=False,

@@ -142,7 +142,7 @@ class Orchestrator:
         try:
             if request.image is not None:
                 tokens = await self._add_image(run, request, request.image)
-            elif self._config.stage_spec(self._entry).reads_text:
+            elif self._config.reads_text:
                 tokens = await self._add_reader(run, request, voice)
             else:
                 tokens = await self._add_ar(run, request, outputs, voice, deadline_s, began)
