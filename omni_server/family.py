@@ -9,13 +9,10 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast
-
-import numpy as np
-import numpy.typing as npt
 
 from omni_server.config.checkpoint_files import config_errors
 from omni_server.config.chunk_plan import ChunkPlan
@@ -24,7 +21,12 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError
 from omni_server.protocol.rows import SourceSpan as SourceSpan
+<<<<<<< HEAD
 from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, SpeechOutput, Task, VideoPart
+=======
+from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, Task
+from omni_server.types import Prompt as Prompt
+>>>>>>> main
 from omni_server.types.images import ImageFeatures, ImageOutput, ImageSize
 
 logger = logging.getLogger(__name__)
@@ -32,21 +34,6 @@ logger = logging.getLogger(__name__)
 HfOverrides = Callable[[Any], Any]
 """vLLM's `hf_overrides`: takes a Hugging Face config and returns the stage's config. Must be a module-level
 function."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A rendered chat with its media, in order of appearance, for an autoregressive entry."""
-
-    text: str
-    audios: tuple[tuple[npt.NDArray[np.float32], int], ...] = ()  # samples [n], rate in Hz
-    images: tuple[npt.NDArray[np.uint8], ...] = ()  # each [height, width, 3]
-    videos: tuple[VideoPart, ...] = ()
-    """An audio track that is heard is here, and not in `audios`."""
-    processor_kwargs: Mapping[str, object] = field(default_factory=dict)
-    pieces: tuple[str, ...] = ()
-    """`text`, split inside every string that merely spells a special token, so that tokenising each piece
-    separately yields no special token. Empty if no split is needed."""
 
 
 SAMPLED_FPS = "sampled_fps"

@@ -55,8 +55,9 @@ class AnswerStream:
         self._woken = asyncio.Event()
         self._is_over = False
         """Dropped or closed: later events are ignored."""
-        self.num_held = 0
-        """Bytes of the answer that the caller holds."""
+        self.file = b""
+        """The whole answer, which counts as unsent; empty once it is dropped or closed."""
+        self._num_held = 0
         self.usages: list[Usage] = []
         """Usage of each generation that has ended so far."""
         self.num_cut_short = 0
@@ -142,10 +143,10 @@ class AnswerStream:
         self._generations.clear()  # they refer to this stream
 
     def hold(self, num_bytes: int) -> None:
-        """The caller holds `num_bytes` of the answer, which count as unsent until this is closed. Raises
-        `InvalidRequestError` if they are too many."""
+        """`num_bytes` of the answer's file count as unsent until this is closed. Raises `InvalidRequestError`
+        if they are too many."""
         if not self._is_over:
-            added, self.num_held = num_bytes - self.num_held, num_bytes
+            added, self._num_held = num_bytes - self._num_held, num_bytes
             self._state.unsent.add(self, added)
         if self._items and isinstance(self._items[0], InvalidRequestError):
             raise self._items[0]
@@ -155,7 +156,7 @@ class AnswerStream:
         logger.warning("%s is dropped: its client has left %d bytes of it untaken", self._name, num_bytes)
         self._end()
         reason = "The client reads too slowly"
-        if self.num_held:
+        if self._num_held:
             reason += ", or the file is too large without 'stream': true"
         self._items.append(
             InvalidRequestError(
@@ -170,6 +171,7 @@ class AnswerStream:
         self._is_over = True
         self._one_by_one.clear()  # the media in them must not wait for the garbage collector
         self._items.clear()
+        self.file = b""
         self._state.unsent.remove(self)
         for generation, answer in self._generations:
             answer.closed(self._state.abort_error)

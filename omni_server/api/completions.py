@@ -12,44 +12,29 @@ from fastapi import APIRouter, Request, Response
 from openai.types.completion_choice import Logprobs
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from omni_server.api.answer_stream import AnswerStream
+from omni_server.api.answer_stream import AnswerStream, ChoiceEvent
 from omni_server.api.config import ApiConfig
 from omni_server.api.constraints import structured_output
 from omni_server.api.limits import Admission
 from omni_server.api.openapi import EXAMPLE_MODEL, GENERATION_ERRORS, event_stream, request_body
-from omni_server.api.parse import (
-    HARMLESS_VALUES,
-    check_constrained,
-    check_extra_fields,
-    check_model,
-    check_stream_options,
-    choices_of,
-)
-from omni_server.api.render import LOWEST_LOGPROB
+from omni_server.api.parse import check_text_fields, check_text_model, choices_of
+from omni_server.api.render import CollectedChoice, choice_logprobs
 from omni_server.api.sampling import sampling_of_text, text_sampling
 from omni_server.api.schemas import Count, NonEmpty, TextFields, TokenIds
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import DONE, KEEP_ALIVE, EventStreamResponse, frame, until_disconnect
 from omni_server.api.usage import CompletionUsage, completion_usage, total_usage
-from omni_server.api.validation import Integer, read_json, unsupported, validate
+from omni_server.api.validation import Integer, read_json, validate
 from omni_server.types import (
     Finished,
     FinishReason,
     ModelInfo,
-    OmniEvent,
     OmniRequest,
-    RawPrompt,
+    Prompt,
     SampledToken,
     TextDelta,
-    TokenLogprob,
+    Usage,
 )
-
-_HARMLESS_VALUES = HARMLESS_VALUES | {"suffix": (None, ""), "best_of": (None, 1), "prompt_embeds": (None,)}
-_HINTS = {
-    "echo": "'echo' is not supported: the prompt is not part of the text. Put it before the text yourself.",
-    "suffix": "'suffix' is not supported: text can only continue a prompt.",
-    "best_of": "'best_of' is not supported; use 'n', and choose by 'logprobs'.",
-}
 
 
 def _prompt_kind(prompt: object) -> str:
@@ -102,153 +87,134 @@ class TextCompletion(BaseModel):
 
 
 class _Choice:
-    """Collects one choice, or its next piece."""
+    """Renders one choice, whole or in pieces."""
 
     def __init__(self, index: int, body: CompletionRequest) -> None:
         self._index = index
-        self._has_logprobs = body.logprobs is not None
-        self._shows_special = body.skip_special_tokens is False
-        self._texts: list[str] = []
-        self._tokens: list[SampledToken] = []
+        self._body = body
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
-        self.finished: Finished | None = None
 
-    def take(self, event: OmniEvent) -> bool:
-        """Whether there is something new."""
-        match event:
-            case TextDelta(text=text, logprobs=tokens):
-                self._texts.append(text)
-                self._tokens += tokens
-                return bool(text or tokens)
-            case Finished():
-                self.finished = event
-        return True
-
-    def taken(self) -> TextChoice:
-        text, tokens = "".join(self._texts), tuple(self._tokens)
-        self._texts.clear()
-        self._tokens.clear()
-        return TextChoice(
-            index=self._index,
-            text=text,
-            logprobs=self._logprobs(tokens) if self._has_logprobs else None,
-            finish_reason=None if self.finished is None else self.finished.finish_reason,
-        )
+    def piece(
+        self, text: str, tokens: Sequence[SampledToken], finish_reason: FinishReason | None = None
+    ) -> TextChoice:
+        logprobs = None if self._body.logprobs is None else self._logprobs(tokens)
+        return TextChoice(index=self._index, text=text, logprobs=logprobs, finish_reason=finish_reason)
 
     def _logprobs(self, tokens: Sequence[SampledToken]) -> Logprobs:
+        entries = choice_logprobs(tokens).content or []
         offsets: list[int] = []
-        for token in (token.sampled for token in tokens):
+        for entry in entries:
             offsets.append(self._offset)  # of a token inside a character: the character's
-            shown = token.utf8 or (token.text.encode() if self._shows_special else b"")
+            shown = bytes(entry.bytes or ())
+            if not shown and self._body.skip_special_tokens is False:
+                shown = entry.token.encode()
             self._offset += len(self._decoder.decode(shown))
-        tops = [{top.text: _value(top) for top in (*token.top, token.sampled)} for token in tokens]
         return Logprobs(
             text_offset=offsets,
-            token_logprobs=[_value(token.sampled) for token in tokens],
-            tokens=[token.sampled.text for token in tokens],
-            top_logprobs=tops,
+            token_logprobs=[entry.logprob for entry in entries],
+            tokens=[entry.token for entry in entries],
+            top_logprobs=[
+                {top.token: top.logprob for top in entry.top_logprobs} | {entry.token: entry.logprob}
+                for entry in entries
+            ],
         )
 
 
-def _value(token: TokenLogprob) -> float:
-    return max(token.logprob, LOWEST_LOGPROB)
-
-
-class CompletionService:
-    def __init__(self, state: ServerState, config: ApiConfig, admission: Admission) -> None:
-        self._state = state
-        self._config = config
-        self._admission = admission
-
-    async def create_completion(self, request: Request) -> Response:
-        self._state.require_generator()  # before reading megabytes of body
-        return await until_disconnect(self._answer(await read_json(request)), request.receive)
-
-    async def _answer(self, given: object) -> Response:
-        generator = self._state.require_generator()
-        body, model = validate(CompletionRequest, given), generator.model_info
-        check_model(body.model, model)
-        prompts, num_choices = _prompts(body), body.n or 1
-        self._admission.enter_choices(len(prompts) * num_choices, "n" if num_choices > 1 else "prompt")
-        completion = TextCompletion(
-            id=f"cmpl-{uuid.uuid4().hex}",
-            object="text_completion",
-            created=int(time.time()),
-            model=model.name,
-            system_fingerprint=model.fingerprint,
-            choices=[],
-        )
-        if body.stream_options is not None and body.stream_options.include_usage:
-            completion.usage = None  # set: each chunk has the field
-        requests = _requests(body, prompts, num_choices, completion.id, model)
-        choices = [_Choice(index, body) for index in range(len(requests))]
-        async with AsyncExitStack() as held:
-            stream = AnswerStream(generator, self._state, completion.id, input_param="prompt")
-            held.push_async_callback(stream.aclose)
-            for request in requests:
-                await stream.submit(request)
-            if body.stream:
-                frames = self._frames(stream, completion, choices, num_choices)
-                return EventStreamResponse(completion.id, frames, held=held.pop_all())
-            async with aclosing(stream.events()) as events:
-                async for item in events:
-                    if item is not None:
-                        choices[item[0]].take(item[1])
-        completion.choices = [choice.taken() for choice in choices]
-        completion.usage = _usage(choices, num_choices)
-        return Response(completion.model_dump_json(), media_type="application/json")
-
-    async def _frames(
-        self, stream: AnswerStream, completion: TextCompletion, choices: list[_Choice], num_choices: int
-    ) -> AsyncGenerator[bytes, None]:
-        """After a failure, finish reason and `[DONE]` are missing."""
-        async with aclosing(stream.events(self._config.sse_keep_alive_s)) as events:
+async def _answer(state: ServerState, config: ApiConfig, admission: Admission, given: object) -> Response:
+    generator = state.require_generator()
+    body, model = validate(CompletionRequest, given), generator.model_info
+    request, prompts, num_choices = _request(body, model), _prompts(body), body.n or 1
+    total = len(prompts) * num_choices
+    admission.enter_choices(total, "n" if num_choices > 1 else "prompt")
+    choices = [_Choice(index, body) for index in range(total)]
+    completion = TextCompletion(
+        id=f"cmpl-{uuid.uuid4().hex}",
+        object="text_completion",
+        created=int(time.time()),
+        model=model.name,
+        system_fingerprint=model.fingerprint,
+        choices=[],
+    )
+    if body.stream_options is not None and body.stream_options.include_usage:
+        completion.usage = None  # set: each chunk has the field
+    async with AsyncExitStack() as held:
+        stream = AnswerStream(generator, state, completion.id, input_param="prompt")
+        held.push_async_callback(stream.aclose)
+        for index, prompt in enumerate(prompts):
+            own = replace(request, request_id=f"{completion.id}-{index}", prompt=prompt)
+            for choice in choices_of(own, num_choices, model.text_stage):
+                await stream.submit(choice)
+        if body.stream:
+            events = stream.events(config.sse_keep_alive_s)
+            frames = _frames(events, completion, choices, num_choices)
+            return EventStreamResponse(completion.id, frames, held=held.pop_all())
+        collected = [CollectedChoice(with_logprobs=True) for _ in choices]
+        async with aclosing(stream.events()) as events:
             async for item in events:
-                if item is None:
+                if item is not None:
+                    collected[item[0]].take(item[1])
+    completion.choices = [
+        choice.piece(whole.text, whole.logprobs or (), whole.finished.finish_reason)
+        for choice, whole in zip(choices, collected, strict=True)
+    ]
+    usages = [whole.finished.usage for whole in collected]
+    completion.usage = completion_usage(total_usage(usages, num_choices))
+    return Response(completion.model_dump_json(), media_type="application/json")
+
+
+async def _frames(
+    events: AsyncGenerator[ChoiceEvent | None, None],
+    completion: TextCompletion,
+    choices: list[_Choice],
+    num_choices: int,
+) -> AsyncGenerator[bytes, None]:
+    """After a failure, finish reason and `[DONE]` are missing."""
+    usages: dict[int, Usage] = {}
+    async with aclosing(events):
+        async for item in events:
+            match item:
+                case None:
                     yield KEEP_ALIVE
-                elif choices[item[0]].take(item[1]):
-                    yield frame(completion.model_copy(update={"choices": [choices[item[0]].taken()]}))
-        if "usage" in completion.model_fields_set:
-            yield frame(completion.model_copy(update={"usage": _usage(choices, num_choices)}))
-        yield DONE
+                case index, TextDelta(text=text, logprobs=tokens):
+                    piece = choices[index].piece(text, tokens)
+                    yield frame(completion.model_copy(update={"choices": [piece]}))
+                case index, Finished(finish_reason=reason, usage=usage):
+                    usages[index] = usage
+                    piece = choices[index].piece("", (), reason)
+                    yield frame(completion.model_copy(update={"choices": [piece]}))
+    if "usage" in completion.model_fields_set:
+        total = total_usage([usages[index] for index in range(len(choices))], num_choices)
+        yield frame(completion.model_copy(update={"usage": completion_usage(total)}))
+    yield DONE
 
 
-def _usage(choices: list[_Choice], num_choices: int) -> CompletionUsage:
-    usages = [choice.finished.usage for choice in choices if choice.finished is not None]
-    return completion_usage(total_usage(usages, num_choices))
-
-
-def _prompts(body: CompletionRequest) -> list[RawPrompt]:
+def _prompts(body: CompletionRequest) -> list[Prompt]:
     given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    ids = tuple(item for item in given if isinstance(item, int))
-    contents = [item if isinstance(item, str) else tuple(item) for item in given if not isinstance(item, int)]
-    return [RawPrompt(content, body.add_special_tokens) for content in contents or [ids]]
+    ids = [item for item in given if isinstance(item, int)]
+    contents = [item for item in given if not isinstance(item, int)] or [ids]
+    return [
+        Prompt(item, add_special_tokens=body.add_special_tokens)
+        if isinstance(item, str)
+        else Prompt(token_ids=tuple(item))
+        for item in contents
+    ]
 
 
-def _requests(
-    body: CompletionRequest, prompts: list[RawPrompt], num_choices: int, answer_id: str, model: ModelInfo
-) -> list[OmniRequest]:
-    """One per choice, those of a prompt in a row. Raises `InvalidRequestError`."""
-    check_extra_fields(body.model_extra, _HARMLESS_VALUES, _HINTS)
-    check_stream_options(body)
-    if model.text_stage is None:
-        raise unsupported(f"The model '{model.name}' writes no text.", "model")
+def _request(body: CompletionRequest, model: ModelInfo) -> OmniRequest:
+    """Without its prompt. Raises `InvalidRequestError`."""
+    check_text_model(body.model, model)
+    check_text_fields(body)
     structure = structured_output(body, with_speech=False, with_tools=False)
-    check_constrained(body, is_constrained=structure is not None)
     sampling = text_sampling(sampling_of_text(body, body.max_tokens, body.logprobs), model)
-    first = OmniRequest("", (), sampling=sampling, structured_output=structure, max_tokens_param="max_tokens")
-    requests: list[OmniRequest] = []
-    for index, prompt in enumerate(prompts):
-        request = replace(first, request_id=f"{answer_id}-{index}", raw_prompt=prompt)
-        requests += choices_of(request, num_choices, model.text_stage)
-    return requests
+    return OmniRequest("", (), sampling=sampling, structured_output=structure, max_tokens_param="max_tokens")
 
 
 def completions_router(state: ServerState, config: ApiConfig, admission: Admission) -> APIRouter:
     router = APIRouter(tags=["chat"])
     example: dict[str, object] = {"model": EXAMPLE_MODEL, "prompt": "The capital of France is"}
-    router.post(
+
+    @router.post(
         "/v1/completions",
         summary="Continue a prompt as it is",
         responses={
@@ -259,5 +225,10 @@ def completions_router(state: ServerState, config: ApiConfig, admission: Admissi
             **GENERATION_ERRORS,
         },
         openapi_extra=request_body(CompletionRequest, {"text": example}),
-    )(CompletionService(state, config, admission).create_completion)
+    )
+    async def create_completion(request: Request) -> Response:
+        state.require_generator()  # before reading megabytes of body
+        body = await read_json(request)
+        return await until_disconnect(_answer(state, config, admission, body), request.receive)
+
     return router

@@ -130,14 +130,26 @@ def structured_output(body: TextFields, *, with_speech: bool, with_tools: bool) 
                 "structured_outputs",
             )
         output = _structured_outputs(body.structured_outputs)
-    if output is None:
-        return None
-    check_grammar_size(output.value, param=output.param)
-    if with_speech:
+    if output is not None:
+        check_grammar_size(output.value, param=output.param)
+    if output is not None and with_speech:
         param = output.param.partition(".")[0]
         raise unsupported(
             f"'{param}' is supported only where the answer is text: 'modalities' must not hold 'audio'.",
             param,
+        )
+    is_constrained = output is not None or with_tools
+    if body.ignore_eos and is_constrained:
+        raise InvalidRequestError(
+            "'ignore_eos' cannot be combined with structured outputs or 'tools', "
+            "which say where the answer ends.",
+            param="ignore_eos",
+        )
+    if body.allowed_token_ids is not None and is_constrained:
+        raise InvalidRequestError(
+            "'allowed_token_ids' cannot be combined with structured outputs or 'tools': "
+            "no token might be left that both allow.",
+            param="allowed_token_ids",
         )
     return output
 

@@ -153,7 +153,7 @@ def _images(info: ModelInfo, max_output_pixels: int) -> Images | None:
     return Images(
         sizes=[str(size) for size in offered_sizes(info, max_output_pixels)],
         free_sizes=free,
-        parameters=sorted(PARAMETERS[field] for field in features.parameters),
+        parameters=sorted(PARAMETERS.get(field, field) for field in features.parameters),
         max_input_images=features.max_input_images,
         needs_input_image=features.needs_input_image,
         loras=list(features.loras),

@@ -40,8 +40,7 @@ async def parse_chat_request(
 
     Raises `InvalidRequestError`, or what `load` raises. Cheap checks run first; media are loaded last.
     """
-    check_extra_fields(body.model_extra, HARMLESS_VALUES, _HINTS)
-    check_stream_options(body)
+    check_text_fields(body)
     if model.text_stage is None and not model.only_generates_images:
         raise unsupported(f"The model '{model.name}' does not answer chats.", "model")
     output = _speech_output(body, model)
@@ -57,7 +56,6 @@ async def parse_chat_request(
         )
     tools = tool_use(body)
     structure = structured_output(body, with_speech=output is not None, with_tools=tools is not None)
-    check_constrained(body, is_constrained=structure is not None or tools is not None)
     if tools is not None and tools.is_required:
         output = None  # no speech for calls
     speech, audio_format = output if output is not None else (None, None)
@@ -76,26 +74,11 @@ async def parse_chat_request(
     return requests, audio_format
 
 
-def check_stream_options(body: TextFields) -> None:
+def check_text_fields(body: TextFields) -> None:
+    check_extra_fields(body.model_extra, _HARMLESS_VALUES, _HINTS)
     if body.stream_options is not None and body.stream is not True:
         raise InvalidRequestError(
             "'stream_options' is allowed only where 'stream' is true.", param="stream_options"
-        )
-
-
-def check_constrained(body: TextFields, *, is_constrained: bool) -> None:
-    """Raises `InvalidRequestError` for fields that cannot be combined with a constraint on the text."""
-    if body.ignore_eos and is_constrained:
-        raise InvalidRequestError(
-            "'ignore_eos' cannot be combined with structured outputs or 'tools', "
-            "which say where the answer ends.",
-            param="ignore_eos",
-        )
-    if body.allowed_token_ids is not None and is_constrained:
-        raise InvalidRequestError(
-            "'allowed_token_ids' cannot be combined with structured outputs or 'tools': "
-            "no token might be left that both allow.",
-            param="allowed_token_ids",
         )
 
 
@@ -126,13 +109,20 @@ def _has_media(messages: Sequence[Message]) -> bool:
     )
 
 
-def check_model(name: str, model: ModelInfo) -> None:
-    """Raises `ModelNotFoundError` unless `name` is one of the served names."""
-    if name != model.name and name not in model.aliases:
+def check_model(name: str | None, model: ModelInfo) -> None:
+    """Raises `ModelNotFoundError` unless `name` is missing or one of the served names."""
+    if name is not None and name != model.name and name not in model.aliases:
         served = ", ".join(f"'{served}'" for served in (model.name, *model.aliases))
         raise ModelNotFoundError(
             f"The model '{name[:200]}' does not exist. This server serves: {served}.", param="model"
         )
+
+
+def check_text_model(name: str | None, model: ModelInfo) -> None:
+    """Raises what `check_model` raises, and `InvalidRequestError` for a model that writes no text."""
+    check_model(name, model)
+    if model.text_stage is None:
+        raise unsupported(f"The model '{model.name}' writes no text.", "model")
 
 
 def check_transcribes(model: ModelInfo) -> None:
@@ -197,7 +187,7 @@ def check_extra_fields(
             raise unsupported(hint, name)
 
 
-HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
+_HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
     "prompt_logprobs": (None,),
     "functions": (None,),
     "function_call": (None, "none"),
@@ -208,6 +198,9 @@ HARMLESS_VALUES: dict[str, tuple[object, ...]] = {
     "documents": (None, []),
     "truncate_prompt_tokens": (None,),
     "echo": (None, False),
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "prompt_embeds": (None,),
 }
 """Fields of OpenAI and vLLM that change the answer, with the values that have no effect."""
 

@@ -184,15 +184,15 @@ class CollectedChoice:
         self._audio: list[npt.NDArray[np.float32]] = [np.zeros(0, dtype=np.float32)]
         self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of the arguments
         self._images: list[ImageDone] = []
-        self._logprobs: list[SampledToken] | None = [] if with_logprobs else None
+        self.logprobs: list[SampledToken] | None = [] if with_logprobs else None
         self._finished: Finished | None = None
 
     def take(self, event: OmniEvent) -> None:
         match event:
             case TextDelta():
                 self._text.append(event.text)
-                if self._logprobs is not None:
-                    self._logprobs += event.logprobs
+                if self.logprobs is not None:
+                    self.logprobs += event.logprobs
             case ToolCallDelta(call_id=call_id, name=name):
                 if call_id is not None and name is not None:
                     self._calls.append((call_id, name, []))
@@ -205,9 +205,9 @@ class CollectedChoice:
                 self._finished = event
 
     @property
-    def usage(self) -> Usage:
+    def finished(self) -> Finished:
         assert self._finished is not None
-        return self._finished.usage
+        return self._finished
 
     @property
     def text(self) -> str:
@@ -223,7 +223,6 @@ class CollectedChoice:
         return np.concatenate(self._audio)
 
     def rendered(self, index: int, answer: Answer, audio: ChatCompletionAudio | None) -> Choice:
-        assert self._finished is not None
         is_spoken_only = audio is not None and not answer.text_in_content
         calls = [
             ChatCompletionMessageFunctionToolCall(
@@ -243,8 +242,8 @@ class CollectedChoice:
                 tool_calls=calls or None,
                 images=images,
             ),
-            logprobs=None if self._logprobs is None else choice_logprobs(self._logprobs),
-            finish_reason=answer.finish_reason(self._finished.finish_reason),
+            logprobs=None if self.logprobs is None else choice_logprobs(self.logprobs),
+            finish_reason=answer.finish_reason(self.finished.finish_reason),
         )
 
 
@@ -266,7 +265,7 @@ def render_completion(
         model=answer.model,
         system_fingerprint=answer.fingerprint,
         choices=[choice.rendered(index, answer, audio) for index, choice in enumerate(choices)],
-        usage=completion_usage(total_usage([choice.usage for choice in choices])),
+        usage=completion_usage(total_usage([choice.finished.usage for choice in choices])),
     )
     return completion.model_dump_json().encode()
 

@@ -355,8 +355,6 @@ class ChatCompletionRequest(TextFields, ImageOptions):
     """Fields that are not listed are accepted and ignored, as clients send many. Those of images are ignored
     without an image."""
 
-    model_config = ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True)
-
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     modalities: Annotated[list[Modality], Field(min_length=1, fail_fast=True)] | None = None
     """`["text", "audio"]` and `["audio"]` ask for speech and its transcript. Extension: `["image"]`

@@ -5,7 +5,7 @@ import logging
 import re
 import unicodedata
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Literal
 
@@ -30,6 +30,7 @@ from omni_server.api.streaming import (
     frame,
     until_disconnect,
 )
+from omni_server.api.usage import total_usage
 from omni_server.api.validation import Seed, read_json, unsupported, unsupported_choice, validate
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.base64_stream import Base64Stream
@@ -38,7 +39,7 @@ from omni_server.audio.filters import TempoFilter
 from omni_server.audio.formats import MEDIA_TYPES, AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generator
-from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, OmniRequest, ReadAloud, SpeechOutput, Usage
+from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, OmniRequest, ReadAloud, SpeechOutput
 
 logger = logging.getLogger(__name__)
 
@@ -141,46 +142,38 @@ async def _answer(state: ServerState, config: ApiConfig, given: object) -> Respo
     stream = AnswerStream(generator, state, name, one_by_one=requests, input_param="input")
     pace = state.audio_pace(speed)
     if body.stream_format == "sse":
-        frames = _EventFrames()
-        pieces = _pieces(stream, name, audio_format, speed, pace, frames, config.sse_keep_alive_s)
-        return EventStreamResponse(name, pieces, first=await anext(pieces))
-    is_whole = _is_sent_whole(body, audio_format)
+        pieces = _pieces(stream, name, audio_format, speed, pace, config.sse_keep_alive_s)
+        events = _events(stream, pieces)
+        return EventStreamResponse(name, events, first=await anext(events))
+    is_whole = body.stream is False or (
+        body.stream is None and body.stream_format is None and audio_format in _DECLARING_FORMATS
+    )
     pieces = _pieces(stream, name, audio_format, speed, None if is_whole else pace, is_whole=is_whole)
     first = await anext(pieces, b"")
-    headers = _HEADERS | {"content-length": str(stream.num_held)} if is_whole else _HEADERS
+    headers = _HEADERS | {"content-length": str(len(stream.file))} if is_whole else _HEADERS
     return AudioStreamResponse(
         name, pieces, first=first, media_type=MEDIA_TYPES[audio_format], headers=headers
     )
 
 
-def _is_sent_whole(body: SpeechRequest, audio_format: AudioFormat) -> bool:
-    if body.stream is not None:
-        return not body.stream
-    return body.stream_format is None and audio_format in _DECLARING_FORMATS
-
-
-class _EventFrames:
-    """Server-sent events with the bytes of an audio file."""
-
-    def __init__(self) -> None:
-        self._base64 = Base64Stream()
-        self.has_begun = False
-
-    def delta(self, data: bytes) -> bytes:
-        """May return nothing."""
-        text = self._base64.push(data)
-        self.has_begun = self.has_begun or bool(text)
-        return _DELTAS.frame(text) if text else b""
-
-    def ending(self, usages: Sequence[Usage]) -> bytes:
-        rest = self._base64.flush()
-        input_tokens = sum(usage.prompt.total for usage in usages)
-        output_tokens = sum(usage.codec_tokens for usage in usages)
-        usage = SpeechUsage(
-            input_tokens=input_tokens, output_tokens=output_tokens, total_tokens=input_tokens + output_tokens
-        )
-        done = frame(SpeechAudioDone(type="speech.audio.done", usage=usage))
-        return (_DELTAS.frame(rest) if rest else b"") + done
+async def _events(stream: AnswerStream, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Yields the pieces of the file as server-sent events. The first has audio."""
+    base64, has_begun = Base64Stream(), False
+    async with aclosing(pieces):
+        async for data in pieces:
+            if text := base64.push(data):
+                has_begun = True
+                yield _DELTAS.frame(text)
+            elif has_begun:
+                yield KEEP_ALIVE
+    total = total_usage(stream.usages, num_choices=1)
+    usage = SpeechUsage(
+        input_tokens=total.prompt.total,
+        output_tokens=total.codec_tokens,
+        total_tokens=total.prompt.total + total.codec_tokens,
+    )
+    done = frame(SpeechAudioDone(type="speech.audio.done", usage=usage))
+    yield _DELTAS.frame(rest) + done if (rest := base64.flush()) else done
 
 
 async def _pieces(
@@ -189,12 +182,11 @@ async def _pieces(
     audio_format: AudioFormat,
     speed: float,
     pace: AudioPace | None,
-    frames: _EventFrames | None = None,
     heartbeat_s: float | None = None,
     *,
     is_whole: bool = False,
 ) -> AsyncGenerator[bytes, None]:
-    """Yields the audio file as it is made, in `frames` if there are any. The first piece has audio. A whole
+    """Yields the audio file as it is made, and an empty piece after `heartbeat_s` seconds of silence. A whole
     file is yielded once it is complete, and `stream` holds it: a client that reads slowly can lose the rest."""
     tempo = TempoFilter(speed) if speed != 1 else None
     encoder = StreamEncoder(audio_format, is_whole=is_whole)
@@ -210,25 +202,23 @@ async def _pieces(
         async with aclosing(stream.events(heartbeat_s, pace)) as events:
             async for item in events:
                 if item is None:
-                    if frames is not None and frames.has_begun:
-                        yield KEEP_ALIVE
+                    yield b""
                 elif isinstance(item[1], AudioDelta) and item[1].samples.size:
                     is_quick = tempo is None and encoder.is_quick
                     samples = item[1].samples
                     data = write(samples) if is_quick else await asyncio.to_thread(write, samples)
                     stream.hold(encoder.num_kept)
-                    if data and (piece := data if frames is None else frames.delta(data)):
-                        yield piece
+                    if data:
+                        yield data
         if stream.num_cut_short:
             logger.warning("%s: %d passage(s) ended at the limit of codec tokens", name, stream.num_cut_short)
-        data = await asyncio.to_thread(close)
-        for begin in range(0, len(data) if is_whole else 0, _SLICE_BYTES):
-            stream.hold(len(data))
-            yield data[begin : begin + _SLICE_BYTES]
-        if data and not is_whole and (piece := data if frames is None else frames.delta(data)):
-            yield piece
-    if frames is not None:
-        yield frames.ending(stream.usages)
+        if is_whole:
+            stream.file = await asyncio.to_thread(close)
+            for begin in range(0, len(stream.file), _SLICE_BYTES):
+                stream.hold(len(stream.file))
+                yield stream.file[begin : begin + _SLICE_BYTES]
+        elif data := await asyncio.to_thread(close):
+            yield data
 
 
 def _parse(

@@ -1,20 +1,18 @@
 """`POST /tokenize` and `POST /detokenize`, as vLLM has them."""
 
-from functools import partial
-
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.messages import load_messages
 from omni_server.api.openapi import EXAMPLE_MODEL, GENERATION_ERRORS, request_body
-from omni_server.api.parse import check_model, parse_chat_request
+from omni_server.api.parse import check_text_model, parse_chat_request
 from omni_server.api.schemas import ChatCompletionRequest, TokenIds, TolerantModel
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import until_disconnect
-from omni_server.api.validation import read_json, unsupported, validate
+from omni_server.api.validation import read_json, validate
 from omni_server.errors import InvalidRequestError
-from omni_server.types import ModelInfo, OmniRequest, RawPrompt, TokenizedPrompt
+from omni_server.types import OmniRequest, Prompt, TokenizedPrompt
 
 
 class TokenizeRequest(TolerantModel):
@@ -42,74 +40,62 @@ class DetokenizeResponse(BaseModel):
     prompt: str
 
 
-class TokenizationService:
-    def __init__(self, state: ServerState, media: MediaLoader) -> None:
-        self._state = state
-        self._media = media
-
-    async def tokenize(self, request: Request) -> Response:
-        answer = await until_disconnect(self._tokenize(await read_json(request)), request.receive)
-        return Response(answer.model_dump_json(), media_type="application/json")
-
-    async def detokenize(self, request: Request) -> Response:
-        answer = await until_disconnect(self._detokenize(await read_json(request)), request.receive)
-        return Response(answer.model_dump_json(), media_type="application/json")
-
-    async def _tokenize(self, body: object) -> TokenizeResponse:
-        fields = body if isinstance(body, dict) else {}
-        is_chat = fields.get("messages") is not None
-        given = validate(TokenizeRequest, fields | {"prompt": ""} if is_chat else body)
-        model = self._checked(given.model)
-        request = OmniRequest("", (), raw_prompt=RawPrompt(given.prompt, given.add_special_tokens))
-        if is_chat:
-            chat = validate(ChatCompletionRequest, fields | {"model": model.name})
-            load = partial(load_messages, chat.messages, model, self._media, None)
-            (request, *_), _ = await parse_chat_request(
-                chat, "", model, lambda hears_videos: load(hears_videos=hears_videos)
-            )
-        prompt = await self._prompt(request, "messages" if is_chat else "prompt")
-        return TokenizeResponse(
-            count=len(prompt.token_ids),
-            max_model_len=model.max_model_len,
-            tokens=list(prompt.token_ids),
-            token_strs=list(prompt.strings) if given.return_token_strs else None,
+async def _tokenize(state: ServerState, media: MediaLoader, body: object) -> TokenizeResponse:
+    fields = body if isinstance(body, dict) else {}
+    is_chat = fields.get("messages") is not None
+    given = validate(TokenizeRequest, fields | {"prompt": ""} if is_chat else body)
+    model = state.require_generator().model_info
+    check_text_model(given.model, model)
+    prompt = Prompt(given.prompt, add_special_tokens=given.add_special_tokens)
+    request = OmniRequest("", (), prompt=prompt)
+    if is_chat:
+        chat = validate(ChatCompletionRequest, fields | {"model": model.name})
+        (request, *_), _ = await parse_chat_request(
+            chat,
+            "",
+            model,
+            lambda hears: load_messages(chat.messages, model, media, None, hears_videos=hears),
         )
+    tokenized = await _tokenized(state, request, "messages" if is_chat else "prompt")
+    return TokenizeResponse(
+        count=len(tokenized.token_ids),
+        max_model_len=model.max_model_len,
+        tokens=list(tokenized.token_ids),
+        token_strs=list(tokenized.strings) if given.return_token_strs else None,
+    )
 
-    async def _detokenize(self, body: object) -> DetokenizeResponse:
-        given = validate(DetokenizeRequest, body)
-        self._checked(given.model)
-        request = OmniRequest("", (), raw_prompt=RawPrompt(tuple(given.tokens)))
-        return DetokenizeResponse(prompt=(await self._prompt(request, "tokens")).text)
 
-    def _checked(self, name: str | None) -> ModelInfo:
-        model = self._state.require_generator().model_info
-        check_model(model.name if name is None else name, model)
-        if model.text_stage is None:
-            raise unsupported(f"The model '{model.name}' writes no text.", "model")
-        return model
-
-    async def _prompt(self, request: OmniRequest, param: str) -> TokenizedPrompt:
-        try:
-            return await self._state.require_generator().tokenize(request)
-        except InvalidRequestError as error:
-            error.param = param if error.param == "messages" else error.param
-            raise
+async def _tokenized(state: ServerState, request: OmniRequest, param: str) -> TokenizedPrompt:
+    try:
+        return await state.require_generator().tokenize(request)
+    except InvalidRequestError as error:
+        error.param = param if error.param == "messages" else error.param
+        raise
 
 
 def tokenization_router(state: ServerState, media: MediaLoader) -> APIRouter:
-    router, service = APIRouter(tags=["models"]), TokenizationService(state, media)
+    router = APIRouter(tags=["models"], responses=GENERATION_ERRORS)
     text: dict[str, object] = {"model": EXAMPLE_MODEL, "prompt": "Hello"}
     tokens: dict[str, object] = {"model": EXAMPLE_MODEL, "tokens": [9707]}
-    router.post(
+
+    @router.post(
         "/tokenize",
         summary="Show the tokens of a text or a chat",
-        responses={200: {"model": TokenizeResponse}, **GENERATION_ERRORS},
         openapi_extra=request_body(TokenizeRequest, {"text": text}),
-    )(service.tokenize)
-    router.post(
+    )
+    async def tokenize(request: Request) -> TokenizeResponse:
+        return await until_disconnect(_tokenize(state, media, await read_json(request)), request.receive)
+
+    @router.post(
         "/detokenize",
         summary="Show the text of tokens",
-        responses={200: {"model": DetokenizeResponse}, **GENERATION_ERRORS},
         openapi_extra=request_body(DetokenizeRequest, {"tokens": tokens}),
-    )(service.detokenize)
+    )
+    async def detokenize(request: Request) -> DetokenizeResponse:
+        given = validate(DetokenizeRequest, await read_json(request))
+        check_text_model(given.model, state.require_generator().model_info)
+        prompt = Prompt(token_ids=tuple(given.tokens))
+        tokenized = await _tokenized(state, OmniRequest("", (), prompt=prompt), "tokens")
+        return DetokenizeResponse(prompt=tokenized.text)
+
     return router

@@ -120,7 +120,8 @@ class StreamEncoder:
             data_bytes = self._file.tell() - _WAV_HEADER_BYTES
             self._file.seek(0)
             self._file.write(_wav_header(data_bytes))
-        return self._file.getvalue()
+        with self._file:  # a closed one keeps no copy
+            return self._file.getvalue()
 
 
 class _CompressedWriter:

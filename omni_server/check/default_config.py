@@ -16,7 +16,7 @@ from omni_server.check.machine import (
     refuse_cuda_build_without_gpu,
 )
 from omni_server.check.memory import ModelSizes
-from omni_server.check.placement import check_cpu_plan, plan
+from omni_server.check.placement import budget, check_cpu_plan, plan
 from omni_server.check.stage_flags import NO_STAGE_FLAGS, StageFlags
 from omni_server.config.load import find_shipped_config, find_stage_config, load_stage_config
 from omni_server.config.model_folder import architectures_of, resolve_model_folder
@@ -90,8 +90,6 @@ def resolve_deployment(
     """
     set_library_environment()
     if stage_config is None:
-        if flags != NO_STAGE_FLAGS and (use_cpu or not has_gpu()):
-            flags.refuse_cpu()
         folder = resolve_model_folder(
             model,
             architectures=servable_architectures(),
@@ -170,9 +168,8 @@ def chosen_config(
     assert defaults is not None  # `base` is one of them
     if gpus:
         if (share := flags.gpu_memory_utilization) is not None:
-            gpus = [replace(gpu, free=min(int(share * gpu.total), gpu.free or gpu.total)) for gpu in gpus]
-        return flags.applied(plan(gpus, base, model, flags.quantization))
-    flags.refuse_cpu()
+            gpus = [replace(gpu, free=budget(gpu, share)) for gpu in gpus]
+        return plan(gpus, base, model, flags.quantization, flags.max_model_len or 0)
     if model.num_parameters <= LARGEST_DEMO:
         return flags.applied(load_for(find_shipped_config(defaults.demo), base.outputs))
     name = f"{model.name} ({model.num_parameters / 1e9:.1f} billion parameters)"

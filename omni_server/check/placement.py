@@ -56,8 +56,9 @@ _SIZES = (
     _Size(8192, 4, 1024, 16),
     _Size(4096, 4, 1024, 16),
 )
-"""The largest that fits is chosen. Smaller values in the shipped config are kept."""
+"""The largest that fits is chosen. Smaller values in the base config are kept."""
 
+_Sizes = Sequence[_Size]
 _Devices = dict[str, Gpu]
 """By stage."""
 _Fields = dict[str, object]
@@ -65,9 +66,14 @@ _Fields = dict[str, object]
 
 
 def plan(
-    gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, quantization: Quantization | None
+    gpus: Sequence[Gpu],
+    base: StageConfig,
+    model: ModelSizes,
+    quantization: Quantization | None,
+    min_model_len: int = 0,
 ) -> StageConfig:
-    """Sets devices, shares, lengths, batch sizes and precision in `base` so that `model` fits `gpus`.
+    """Sets devices, shares, lengths, batch sizes and precision in `base` so that `model` fits `gpus`. No
+    `max_model_len` is lowered below `min_model_len`.
 
     `base` stays unchanged if it fits one GPU. Otherwise chooses the largest deployment that fits, on one GPU
     if possible, else with the first stage on one and the others on a second. Raises a one-line `ConfigError`
@@ -75,9 +81,10 @@ def plan(
     """
     base = _quantized(base, model, quantization)
     gpus = [gpu for gpu in gpus if gpu.has_bfloat16] or gpus
-    fitting = _fitting(gpus, base, model)
+    sizes = [replace(size, max_model_len=max(size.max_model_len, min_model_len)) for size in _SIZES]
+    fitting = _fitting(gpus, base, model, sizes)
     if fitting is None:
-        raise ConfigError(_refusal(gpus, base, model, can_be_quantized=quantization is None))
+        raise ConfigError(_refusal(gpus, base, model, sizes, can_be_quantized=quantization is None))
     by_index = {gpu.index: gpu for gpu in gpus}
     for name, stage in fitting.stages.items():
         if isinstance(stage, ArStage):
@@ -125,12 +132,12 @@ def _quantized(base: StageConfig, model: ModelSizes, quantization: Quantization 
     )
 
 
-def _fitting(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes) -> StageConfig | None:
+def _fitting(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, sizes: _Sizes) -> StageConfig | None:
     placements = list(_placements(gpus, base))
     on_one = _placed(base, placements[0])
     if _fits_as_it_is(on_one, placements[0], model):
         return on_one
-    for size in _SIZES:
+    for size in sizes:
         for devices in placements:
             fitting = _with_shares(_sized(_placed(base, devices), size), devices, model)
             if fitting is not None:
@@ -140,7 +147,7 @@ def _fitting(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes) -> Stage
 
 def _placements(gpus: Sequence[Gpu], base: StageConfig) -> Iterator[_Devices]:
     """Yields all stages on the largest GPU; then the first on it, the others on the next largest."""
-    largest = sorted(gpus, key=lambda gpu: -_budget(gpu))[:2]
+    largest = sorted(gpus, key=lambda gpu: -budget(gpu))[:2]
     for gpu in largest[:1]:
         yield dict.fromkeys(base.stages, gpu)
     if len(largest) == 2 and len(base.stages) > 1:
@@ -148,9 +155,9 @@ def _placements(gpus: Sequence[Gpu], base: StageConfig) -> Iterator[_Devices]:
         yield {first: largest[0]} | dict.fromkeys(others, largest[1])
 
 
-def _budget(gpu: Gpu) -> int:
-    """Bytes of a GPU for stages."""
-    limit = int(MAX_MEMORY_FRACTION * gpu.total)
+def budget(gpu: Gpu, share: float = MAX_MEMORY_FRACTION) -> int:
+    """Bytes of a GPU for stages, at most `share` of it."""
+    limit = int(share * gpu.total)
     return limit if gpu.free is None else min(limit, gpu.free)
 
 
@@ -186,7 +193,7 @@ def _fits_as_it_is(config: StageConfig, devices: _Devices, model: ModelSizes) ->
     needs = _needs(config, devices, model).values()
     total = sum(need.share or 0 for need in needs)
     has_room = all(need.least <= (need.share or 0) for need in needs)
-    return has_room and total <= min(map(_budget, devices.values()))
+    return has_room and total <= min(map(budget, devices.values()))
 
 
 def _with_shares(config: StageConfig, devices: _Devices, model: ModelSizes) -> StageConfig | None:
@@ -195,7 +202,7 @@ def _with_shares(config: StageConfig, devices: _Devices, model: ModelSizes) -> S
     shares: dict[str, _Fields] = {}
     for name, gpu in devices.items():
         together = sum(least[other] for other in devices if devices[other] is gpu)
-        largest = least[name] * _budget(gpu) / together / gpu.total
+        largest = least[name] * budget(gpu) / together / gpu.total
         share = math.floor(_SHARE_STEPS * largest) / _SHARE_STEPS
         if share * gpu.total < least[name]:
             return None
@@ -212,21 +219,23 @@ def _needs(config: StageConfig, devices: _Devices, model: ModelSizes) -> dict[st
     return {name: stage_memory(name, config, model, gpu.total) for name, gpu in devices.items()}
 
 
-def _refusal(gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, *, can_be_quantized: bool) -> str:
+def _refusal(
+    gpus: Sequence[Gpu], base: StageConfig, model: ModelSizes, sizes: _Sizes, *, can_be_quantized: bool
+) -> str:
     """One line: what exists, and what would fit."""
     there = ", ".join(
-        f"device {gpu.index} has {gb(gpu.total)}, {gb(_budget(gpu))} of them for stages" for gpu in gpus
+        f"device {gpu.index} has {gb(gpu.total)}, {gb(budget(gpu))} of them for stages" for gpu in gpus
     )
     would_fit = []
     is_quantized = any(
         fp.quantizable is not None and fp.quantizable.method for fp in model.footprints.values()
     )
     if can_be_quantized and not is_quantized:
-        if _fitting(gpus, _quantized(base, model, "fp8"), model) is not None:
+        if _fitting(gpus, _quantized(base, model, "fp8"), model, sizes) is not None:
             would_fit.append("--quantization fp8")
-        if _fitting(gpus, base, _in_int4(model)) is not None:
+        if _fitting(gpus, base, _in_int4(model), sizes) is not None:
             would_fit.append("a checkpoint of it in 4 bits (AWQ or GPTQ)")
-    one, two = (_smallest_gpus(base, model, number) for number in (1, 2))
+    one, two = (_smallest_gpus(base, model, sizes[-1], number) for number in (1, 2))
     would_fit.append(f"one GPU with {one} GB")
     would_fit.append(f"two with {two} GB each")
     return f"{model.name} does not fit: {there}. What would fit: {', '.join(would_fit)}, or a smaller model"
@@ -242,11 +251,11 @@ def _in_int4(model: ModelSizes) -> ModelSizes:
     return replace(model, footprints=footprints)
 
 
-def _smallest_gpus(base: StageConfig, model: ModelSizes, number: int) -> int:
-    """GB per GPU that the smallest deployment needs on `number` GPUs."""
+def _smallest_gpus(base: StageConfig, model: ModelSizes, size: _Size, number: int) -> int:
+    """GB per GPU that a deployment of `size` needs on `number` GPUs."""
     nowhere = [Gpu(index, "", 1, None, None) for index in range(number)]
     *_, devices = _placements(nowhere, base)
-    config = _sized(_placed(base, devices), _SIZES[-1])
+    config = _sized(_placed(base, devices), size)
     least = {name: _least(need) for name, need in _needs(config, devices, model).items()}
     fullest = max(sum(least[name] for name in devices if devices[name] is gpu) for gpu in nowhere)
     return math.ceil(fullest / MAX_MEMORY_FRACTION / 1e9)

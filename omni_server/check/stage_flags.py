@@ -33,6 +33,8 @@ class StageFlags:
 
     def applied(self, config: StageConfig) -> StageConfig:
         """Returns `config` with the last three. Raises `ConfigError` if its stages cannot have them."""
+        if config.platform == "cpu":
+            self.refuse_cpu()
         stages, name = dict(config.stages), config.entry
         reader = stages[name]
         ranks = self.tensor_parallel_size
@@ -53,13 +55,11 @@ class StageFlags:
                 "tokens: set its fields in the file that --stage-config names"
             )
         if self.gpu_memory_utilization is not None:
-            if config.platform == "cpu":
-                self.refuse_cpu()
             factor = self.gpu_memory_utilization / max(config.memory_shares().values())
             for name, stage in stages.items():
                 share = factor * stage.gpu_memory_utilization
                 stages[name] = stage.model_copy(update={"gpu_memory_utilization": share})
-        return config if stages == config.stages else config.model_copy(update={"stages": stages})
+        return config.model_copy(update={"stages": stages})
 
 
 NO_STAGE_FLAGS = StageFlags()

@@ -23,7 +23,7 @@ from omni_server.metrics.stage_metrics import ArStageMetrics, RequestMeter
 from omni_server.protocol.rows import AddressedFeed, SharedBlock
 from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.block_ledger import BlockLedger
-from omni_server.types import RawPrompt, TokenizedPrompt
+from omni_server.types import TokenizedPrompt
 
 WorkerCount = Literal["num_row_requests", "num_resumed", "num_steady_steps", "runner_generation"]
 """Requests that the worker holds rows for; preempted requests that it has resumed; decoding steps prepared by
@@ -94,11 +94,11 @@ class ArHandle(EngineHandle):
     def check_text(self, num_chars: int) -> None:
         PromptRenderer(self.name, self.engine).check_text(num_chars)
 
-    async def render(self, prompt: Prompt | RawPrompt, reply: str | None = None) -> RenderedPrompt:
+    async def render(self, prompt: Prompt, reply: str | None = None) -> RenderedPrompt:
         """See `PromptRenderer.render`. Also raises `StageDeadError`."""
         return await PromptRenderer(self.name, self.engine).render(prompt, reply)
 
-    async def tokenize(self, prompt: Prompt | RawPrompt) -> TokenizedPrompt:
+    async def tokenize(self, prompt: Prompt) -> TokenizedPrompt:
         """See `PromptRenderer.tokenize`. Also raises `StageDeadError`."""
         return await PromptRenderer(self.name, self.engine).tokenize(prompt)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,13 +9,11 @@ import numpy as np
 from PIL import Image
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import TextPrompt, TokensPrompt
-from vllm.inputs.engine import tokens_input
-from vllm.renderers import TokenizeParams
 
 from omni_server.engine.async_engine import StageAsyncLLM, stage_errors
 from omni_server.errors import InvalidRequestError
 from omni_server.family import AUDIO_TRACK, SAMPLED_FPS, Prompt
-from omni_server.types import RawPrompt, TokenizedPrompt, VideoPart
+from omni_server.types import TokenizedPrompt, VideoPart
 
 INLINE_CHARS, _INLINE_PIECES = 2000, 8
 """Text up to this length is tokenised within a millisecond or two, mostly in less than half of one. In a
@@ -57,15 +54,13 @@ class PromptRenderer:
         if num_chars > self._max_model_len * self._engine.get_tokenizer().max_chars_per_token:
             raise _prompt_too_long(self._max_model_len)
 
-    async def render(self, prompt: Prompt | RawPrompt, reply: str | None = None) -> RenderedPrompt:
+    async def render(self, prompt: Prompt, reply: str | None = None) -> RenderedPrompt:
         """Tokenises the prompt and preprocesses its media, off the event loop if that takes long. Appends the
         tokens of `reply`.
 
-        Raises `InvalidRequestError` if the prompt is too long or empty, has ids that are no tokens, or media that
-        the model cannot process.
+        Raises `InvalidRequestError` if the prompt is too long, has ids that are no tokens, or media that the
+        model cannot process.
         """
-        if isinstance(prompt, RawPrompt):
-            return await self._render_raw(prompt)
         media: dict[str, list[Any]] = {}
         heard = [samples for samples, _ in prompt.audios]
         heard += [video.audio.samples for video in prompt.videos if video.audio is not None]
@@ -83,8 +78,7 @@ class PromptRenderer:
         renderer = self._engine.renderer
         try:
             with stage_errors(self._stage):
-                ids = await self._ids_of(prompt.pieces or (prompt.text,), renderer.default_cmpl_tok_params)
-                raw = TokensPrompt(prompt_token_ids=ids)
+                raw = TokensPrompt(prompt_token_ids=await self._ids_of(prompt, self._max_model_len))
                 if not media:
                     (engine_input,) = renderer.render_cmpl([raw])
                 else:
@@ -111,37 +105,16 @@ class PromptRenderer:
             engine_input = engine_input | {"prompt_token_ids": list(token_ids)}
         return RenderedPrompt(token_ids, engine_input, reply, len(reply_ids))
 
-    async def _render_raw(self, prompt: RawPrompt) -> RenderedPrompt:
-        token_ids = await self._all_ids(prompt)
-        if not token_ids:
-            raise InvalidRequestError("The prompt has no tokens.", param="messages")
-        if len(token_ids) >= self._max_model_len:
-            raise context_length_exceeded(self._max_model_len, len(token_ids), "messages")
-        return RenderedPrompt(tuple(token_ids), tokens_input(token_ids))
-
-    async def tokenize(self, prompt: Prompt | RawPrompt) -> TokenizedPrompt:
+    async def tokenize(self, prompt: Prompt) -> TokenizedPrompt:
         """Like `render`, but takes more text than the context has room for."""
-        if isinstance(prompt, Prompt) and (prompt.audios or prompt.images or prompt.videos):
+        if prompt.audios or prompt.images or prompt.videos:
             token_ids = list((await self.render(prompt)).token_ids)
         else:
-            token_ids = await self._all_ids(prompt)
+            token_ids = await self._ids_of(prompt, None)
         tokenizer = self._engine.get_tokenizer()
         strings = await asyncio.to_thread(tokenizer.convert_ids_to_tokens, token_ids)
-        text = await asyncio.to_thread(tokenizer.decode, token_ids)
+        text = prompt.text or await asyncio.to_thread(tokenizer.decode, token_ids)
         return TokenizedPrompt(tuple(token_ids), tuple(string or "" for string in strings), text)
-
-    async def _all_ids(self, prompt: Prompt | RawPrompt) -> list[int]:
-        params = replace(self._engine.renderer.default_cmpl_tok_params, max_total_tokens=None)
-        if isinstance(prompt, Prompt):
-            return await self._ids_of(prompt.pieces or (prompt.text,), params)
-        if isinstance(prompt.content, str):
-            params = replace(params, add_special_tokens=prompt.add_special_tokens)
-            return await self._ids_of((prompt.content,), params)
-        vocab_size: int = self._engine.model_config.get_vocab_size()
-        if max(prompt.content, default=0) >= vocab_size:
-            message = f"Invalid token id: the model has those from 0 to {vocab_size - 1}."
-            raise InvalidRequestError(message, param="messages", code="invalid_value")
-        return list(prompt.content)
 
     def _check_media(self, engine_input: Any) -> None:
         """Rejects media that the encoder cache cannot hold; the engine would do so only once the request has
@@ -157,26 +130,39 @@ class PromptRenderer:
                     code="media_too_large",
                 )
 
-    async def _ids_of(self, pieces: Sequence[str], params: TokenizeParams) -> list[int]:
+    async def _ids_of(self, prompt: Prompt, limit: int | None) -> list[int]:
         """Returns the tokens of a prompt, none of which spans two pieces.
 
         vLLM's limits apply to each piece alone. The pieces are therefore tokenised one after another, so that
-        other prompts can run in between, and no further than fits, if `params` have a limit. Raises
-        `InvalidRequestError`.
+        other prompts can run in between, and no further than `limit`. Raises `InvalidRequestError`.
         """
+<<<<<<< HEAD
         renderer = self._engine.renderer
         is_short = len(pieces) <= _INLINE_PIECES and sum(map(len, pieces)) <= INLINE_CHARS
+=======
+        if prompt.token_ids:
+            vocab_size: int = self._engine.model_config.get_vocab_size()
+            if max(prompt.token_ids) >= vocab_size:
+                message = f"Invalid token id: the model has those from 0 to {vocab_size - 1}."
+                raise InvalidRequestError(message, param="messages")
+            return list(prompt.token_ids)
+        renderer, pieces = self._engine.renderer, prompt.pieces or (prompt.text,)
+        is_short = len(pieces) <= _INLINE_PIECES and sum(map(len, pieces)) <= _INLINE_CHARS
+        params = replace(renderer.default_cmpl_tok_params, max_total_tokens=limit)
+>>>>>>> main
         inner = replace(params, add_special_tokens=False)
+        if not prompt.add_special_tokens:
+            params = inner
         token_ids: list[int] = []
         for piece in pieces:
             text = TextPrompt(prompt=piece)
             if is_short:
-                prompt = renderer.tokenize_prompt(text, params)
+                tokenised = renderer.tokenize_prompt(text, params)
             else:
-                prompt = await renderer.tokenize_prompt_async(text, params)
-            token_ids += prompt["prompt_token_ids"]
-            if params.max_total_tokens is not None and len(token_ids) > self._max_model_len:
-                raise _prompt_too_long(self._max_model_len)
+                tokenised = await renderer.tokenize_prompt_async(text, params)
+            token_ids += tokenised["prompt_token_ids"]
+            if limit is not None and len(token_ids) > limit:
+                raise _prompt_too_long(limit)
             params = inner
         return token_ids
 

@@ -26,8 +26,7 @@ _BASE_MEMORY_BYTES, _MEMORY_BYTES_PER_PIXEL = 512 << 20, 24
 def decode_image(data: bytes, limits: MediaLimits, cancellation: Cancellation | None = None) -> ImagePart:
     """Applies the EXIF orientation, puts transparency over white, and uses the first frame of an animation.
 
-    Accepts PNG, JPEG, WebP, GIF, BMP, AVIF and HEIF (HEIC). Raises `InvalidRequestError` with code `invalid_image`, and
-    `OmniError` if the decoder cannot be run.
+    Raises `InvalidRequestError` with code `invalid_image`, and `OmniError` if the decoder cannot be run.
     """
     with _reading(data, limits, cancellation, "pixels") as (output, height, width):
         pixels = np.empty((height, width, 3), dtype=np.uint8)

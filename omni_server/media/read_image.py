@@ -1,8 +1,8 @@
 """Loaded by `limited_program`: decodes an image with Pillow and libheif.
 
-The arguments are the fields of `_Limits`, from `MediaLimits`, in order, and `header` or `pixels`. The output is
-the height and width (`HEADER`), and with `pixels` the image, RGB, uint8. The exit status is 0 or one of those
-below.
+The arguments are `max_image_pixels` and `max_aspect_ratio` of `MediaLimits`, and `header` or `pixels`. The output
+is the height and width (`HEADER`), and with `pixels` the image, RGB, uint8. The exit status is 0 or one of
+those below.
 
 Pillow reads a whole file for its header, and what it reads may be anything: the first limits of memory and CPU
 time are those of the header, and the size that it declares adds to them.
@@ -13,9 +13,9 @@ import resource
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
-import pillow_heif
+import pi_heif
 from PIL import AvifImagePlugin, Image, ImageOps, UnidentifiedImageError
 
 HEADER = struct.Struct("=II")
@@ -33,17 +33,12 @@ _BASE_BYTES = int(Path("/proc/self/statm").read_text().split()[0]) * resource.ge
 """Address space before the first file."""
 
 Image.init()  # Pillow would load further formats for a file in none of these, when nothing can be opened any more
-pillow_heif.register_heif_opener(thumbnails=False, decode_threads=1)
+pi_heif.register_heif_opener(thumbnails=False, decode_threads=1)
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each would take address space for its stack
 
 
-class _Limits(NamedTuple):
-    max_pixels: int
-    max_aspect_ratio: float
-
-
 def read(file: BinaryIO, output: BinaryIO, arguments: Sequence[str]) -> int:
-    limits, what = _Limits(int(arguments[0]), float(arguments[1])), arguments[2]
+    max_pixels, max_aspect_ratio, what = int(arguments[0]), float(arguments[1]), arguments[2]
     num_bytes = os.fstat(file.fileno()).st_size
     _allow(num_bytes, 0)
     # Pillow's readers raise many kinds of errors on damaged files (OSError, SyntaxError, struct.error,
@@ -51,9 +46,9 @@ def read(file: BinaryIO, output: BinaryIO, arguments: Sequence[str]) -> int:
     try:
         with Image.open(file, formats=FORMATS) as image:
             width, height = image.size
-            if width * height > limits.max_pixels:
+            if width * height > max_pixels:
                 return TOO_LARGE
-            if max(width, height) > limits.max_aspect_ratio * min(width, height):
+            if max(width, height) > max_aspect_ratio * min(width, height):
                 return EXTREME_RATIO
             if what == "header":
                 output.write(HEADER.pack(height, width))

@@ -42,7 +42,6 @@ from omni_server.types import (
     OmniRequest,
     Output,
     PromptTokens,
-    RawPrompt,
     SamplingConfig,
     SpeechOutput,
     Task,
@@ -227,7 +226,7 @@ class Orchestrator:
         async with _reading(handle, began, deadline_s):
             await handle.check(params, None if structured is None else structured.param)
             prompt = await handle.render(rendered, reply)
-        if request.raw_prompt is not None and (counted := self._count(prompt)).text < counted.total:
+        if request.prompt is not None and (counted := self._count(prompt)).text < counted.total:
             raise InvalidRequestError("Only chats can have tokens that stand for media.", param="messages")
         is_default_asked = reply is not None or request.can_be_shortened
         names = (request.max_tokens_param, "min_tokens") if is_text else self._param_names(self._entry)
@@ -289,14 +288,14 @@ class Orchestrator:
         num_tokens = len(prompt.token_ids) + len(prompt.text_ids)
         return PromptTokens(num_tokens, num_tokens, 0, 0, 0)
 
-    def _prompt(
-        self, handle: ArHandle, request: OmniRequest, outputs: frozenset[Output]
-    ) -> Prompt | RawPrompt:
-        raw = request.raw_prompt
+    def _prompt(self, handle: ArHandle, request: OmniRequest, outputs: frozenset[Output]) -> Prompt:
+        if request.prompt is not None:
+            handle.check_text(len(request.prompt.text or request.prompt.token_ids))
+            return request.prompt
         # Rendering blocks the event loop, for half a second with 32 MB of text, which would then be rejected.
-        handle.check_text(sum(map(_num_chars, request.messages)) if raw is None else len(raw.content))
+        handle.check_text(sum(map(_num_chars, request.messages)))
         tools = () if request.tools is None else request.tools.tools
-        return raw or self._family.prompt(request.messages, outputs=outputs, tools=tools)
+        return self._family.prompt(request.messages, outputs=outputs, tools=tools)
 
     def _add_speaker(
         self,

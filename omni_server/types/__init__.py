@@ -186,12 +186,22 @@ Task = ReadAloud | Transcribe
 
 
 @dataclass(frozen=True)
-class RawPrompt:
-    """Text or token ids that are the prompt as they are, without a chat template and media."""
+class Prompt:
+    """A rendered chat with its media, in order of appearance, or a text as it is."""
 
-    content: str | tuple[int, ...]
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    """Instead of `text`."""
     add_special_tokens: bool = True
-    """Add the special tokens that the tokenizer puts around text, such as one at its begin."""
+    """Add those that the tokenizer puts around text, such as one at its begin."""
+    audios: tuple[tuple[npt.NDArray[np.float32], int], ...] = ()  # samples [n], rate in Hz
+    images: tuple[npt.NDArray[np.uint8], ...] = ()  # each [height, width, 3]
+    videos: tuple[VideoPart, ...] = ()
+    """An audio track that is heard is here, and not in `audios`."""
+    processor_kwargs: Mapping[str, object] = field(default_factory=dict)
+    pieces: tuple[str, ...] = ()
+    """`text`, split inside every string that merely spells a special token, so that tokenising each piece
+    separately yields no special token. Empty if no split is needed."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +235,8 @@ class OmniRequest:
     tools: ToolUse | None = None
     """With speech, only the text before the first call is spoken."""
     structured_output: StructuredOutput | None = None
-    raw_prompt: RawPrompt | None = None
-    """To be continued with text, instead of `messages`, which are empty."""
+    prompt: Prompt | None = None
+    """Without media, to be continued with text. Instead of `messages`, which are empty."""
     image: ImageOutput | None = None
     can_be_shortened: bool = False
     """The caller can retry with a shorter prompt, so one that leaves less room than the default

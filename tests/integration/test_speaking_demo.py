@@ -119,7 +119,7 @@ def test_tokenized_text_is_detokenized_to_itself(text: str, streaming: LiveOmni)
 def test_tokens_that_the_model_cannot_read_as_text_are_refused(streaming: LiveOmni) -> None:
     tokens: list[int] = post(streaming, "/tokenize", {"prompt": "Hi <|AUDIO|><|IMAGE|>"}).json()["tokens"]
     name = streaming.omni.model_info.name
-    for prompt in (tokens, "Hi <|VIDEO|>", "Hi" * 10_000, [10**9]):
+    for prompt in (tokens, "Hi <|VIDEO|>", "Hi" * 10_000, [1] * 10_000, [10**9]):
         refused = post(streaming, "/v1/completions", {"model": name, "prompt": prompt})
         assert error_of(refused)["param"] == "prompt"
     assert error_of(post(streaming, "/detokenize", {"tokens": [10**9]}))["param"] == "tokens"

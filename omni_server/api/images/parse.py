@@ -23,49 +23,40 @@ from omni_server.types import ChatMessage, ImagePart, ModelInfo, OmniRequest, Te
 from omni_server.types.images import ImageOutput, ImageSize, Lora
 
 PARAMETERS: Mapping[str, str] = {
-    "negative_prompt": "negative_prompt",
     "num_steps": "num_inference_steps",
-    "guidance_scale": "guidance_scale",
-    "true_cfg_scale": "true_cfg_scale",
     "num_partial_images": "partial_images",
     "loras": "lora",
 }
-"""Fields of `ImageOutput` and their names in requests."""
+"""Fields of `ImageOutput` that have another name in requests."""
 
 _SIZE = re.compile(r"([1-9][0-9]{0,8})x([1-9][0-9]{0,8})")
+_INSTEAD = {
+    "aspect_ratio": "size",
+    "cfg_scale": "guidance_scale",
+    "image_config": "size",
+    "num_outputs_per_prompt": "n",
+    "steps": "num_inference_steps",
+}
 OTHER_SERVERS_FIELDS: Mapping[str, Sequence[object]] = {
-    "aspect_ratio": (None,),
-    "cfg_scale": (None,),
+    **dict.fromkeys((*_INSTEAD, "strength"), (None,)),
     "extra_body": (None, {}),
     "image_config": (None, {}),
     "num_outputs_per_prompt": (None, 1, "1"),
-    "steps": (None,),
-    "strength": (None,),
 }
 """Fields of other servers that change the image, with the values that have no effect."""
 OTHER_SERVERS_HINTS: Mapping[str, str] = {
-    "aspect_ratio": "'aspect_ratio' is not supported; use 'size' instead, as in '1024x1024'.",
-    "cfg_scale": "'cfg_scale' is not supported; use 'guidance_scale' instead.",
+    **{theirs: f"'{theirs}' is not supported; use '{ours}' instead." for theirs, ours in _INSTEAD.items()},
     "extra_body": "'extra_body' is an argument of OpenAI's client: put its fields beside 'model'.",
-    "image_config": "'image_config' is not supported; use 'size' instead, as in '1024x1024'.",
-    "num_outputs_per_prompt": "'num_outputs_per_prompt' is not supported; use 'n' instead.",
-    "steps": "'steps' is not supported; use 'num_inference_steps' instead.",
 }
+_OPENAI_FIELDS = (
+    "image", "mask", "markup", "input_fidelity", "style", "complexity", "frame_count", "frame_duration_ms",
+    "svg", "svg[model]",
+)  # fmt: skip
 _HARMLESS_VALUES: Mapping[str, Sequence[object]] = {
     **OTHER_SERVERS_FIELDS,
-    "image": (None,),
+    **dict.fromkeys(_OPENAI_FIELDS, (None,)),
     "images": (None, []),
-    "mask": (None,),
-    "markup": (None,),
-    "input_fidelity": (None,),
-    "style": (None,),
-    "complexity": (None,),
-    "frame_count": (None,),
-    "frame_duration_ms": (None,),
-    "svg": (None,),
-    "svg[model]": (None,),
 }
-"""With those of OpenAI."""
 _HINTS: Mapping[str, str] = {
     **OTHER_SERVERS_HINTS,
     "image": "'image' is not supported here: send images to edit to /v1/images/edits.",
@@ -78,7 +69,7 @@ def image_output(fields: ImageFields, model: ModelInfo, config: ApiConfig) -> Im
 
     Raises `InvalidRequestError` or `ModelNotFoundError`.
     """
-    check_model(model.name if fields.model is None else fields.model, model)
+    check_model(fields.model, model)
     if not model.image_sizes:
         raise unsupported(f"The model '{model.name}' does not generate images.", "model")
     check_extra_fields(fields.model_extra, _HARMLESS_VALUES, _HINTS)
@@ -154,8 +145,7 @@ def _loras(given: str | list[LoraChoice] | None) -> tuple[Lora, ...]:
 def _size(options: ImageOptions, max_pixels: int) -> ImageSize | None:
     name = None if options.size == "auto" else options.size
     if (options.width is None) != (options.height is None):
-        missing, given = ("width", "height") if options.width is None else ("height", "width")
-        raise missing_parameter(missing, f" beside '{given}'")
+        raise missing_parameter("width" if options.width is None else "height")
     if options.width is not None:
         sides = f"{options.width}x{options.height}"
         if name not in (None, sides):

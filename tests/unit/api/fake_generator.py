@@ -19,6 +19,7 @@ from omni_server.types import (
     ModelInfo,
     OmniEvent,
     OmniRequest,
+    Prompt,
     PromptTokens,
     Task,
     TextDelta,
@@ -240,18 +241,15 @@ class FakeGenerator:
         return generation
 
     async def tokenize(self, request: OmniRequest) -> TokenizedPrompt:
-        """A token for each character of a raw prompt; a chat has those of its texts."""
+        """A token for each character; a chat has those of its texts."""
         self.requests.append(request)
         if self.submit_error is not None:
             raise self.submit_error
-        if request.raw_prompt is None:
-            parts = [part for message in request.messages for part in message.content]
-            content: str | tuple[int, ...] = "".join(p.text for p in parts if isinstance(p, TextPart))
-        else:
-            content = request.raw_prompt.content
-        if not isinstance(content, str) and not all(0xE000 <= id < 0x110000 or id < 0xD800 for id in content):
+        parts = [part for message in request.messages for part in message.content]
+        prompt = request.prompt or Prompt("".join(p.text for p in parts if isinstance(p, TextPart)))
+        if not all(0xE000 <= token < 0x110000 or token < 0xD800 for token in prompt.token_ids):
             raise InvalidRequestError("Invalid token id.", param="messages")
-        text = content if isinstance(content, str) else "".join(map(chr, content))
+        text = prompt.text or "".join(map(chr, prompt.token_ids))
         return TokenizedPrompt(tuple(map(ord, text)), tuple(text), text)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:

@@ -351,6 +351,7 @@ REFUSED: list[tuple[str, Any, str | None, str]] = [
     ("message to continue", chat(continue_final_message=True), "continue_final_message", "unsupported_value"),
     ("no generation prompt", chat(add_generation_prompt=False), "add_generation_prompt", "unsupported_value"),
     ("prompt logprobs", chat(prompt_logprobs=1), "prompt_logprobs", "unsupported_value"),
+    ("a suffix", chat(suffix="b"), "suffix", "unsupported_value"),
     (
         "media prepared otherwise",
         chat(mm_processor_kwargs={"use_audio_in_video": True, "fps": 2}),

@@ -11,7 +11,7 @@ from openai.types import Completion
 
 from omni_server.api.config import ApiConfig
 from omni_server.errors import InvalidRequestError, StageError
-from omni_server.types import FunctionTool, RawPrompt, TextDelta, TokenLogprob
+from omni_server.types import FunctionTool, Prompt, TextDelta, TokenLogprob
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import app_of, chat, error_of, http_client, openai_client
 from tests.unit.api.fake_generator import (
@@ -48,18 +48,16 @@ def completion(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "contents"),
+    ("prompt", "prompts"),
     [
-        ("Once", ["Once"]),
-        (["Once", "Twice"], ["Once", "Twice"]),
-        ([5, 0], [(5, 0)]),
-        ([[5, 0], [7]], [(5, 0), (7,)]),
+        ("Once", [Prompt("Once", add_special_tokens=False)]),
+        (["a", "b"], [Prompt("a", add_special_tokens=False), Prompt("b", add_special_tokens=False)]),
+        ([5, 0], [Prompt(token_ids=(5, 0))]),
+        ([[5, 0], [7]], [Prompt(token_ids=(5, 0)), Prompt(token_ids=(7,))]),
     ],
 )
-async def test_every_prompt_has_all_its_choices_in_a_row(
-    prompt: Any, contents: list[str | tuple[int, ...]]
-) -> None:
-    words = [saying(f"{index}") for index in range(2 * len(contents))]
+async def test_every_prompt_has_all_its_choices_in_a_row(prompt: Any, prompts: list[Prompt]) -> None:
+    words = [saying(f"{index}") for index in range(2 * len(prompts))]
     generator = EachItsOwn(*words)
     body = completion(prompt=prompt, n=2, seed=3, add_special_tokens=False)
     answer = (await post(generator, COMPLETIONS, body)).json()
@@ -68,12 +66,12 @@ async def test_every_prompt_has_all_its_choices_in_a_row(
     assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
         (index, str(index)) for index in range(len(words))
     ]
-    assert [request.raw_prompt for request in generator.requests] == [
-        RawPrompt(content, add_special_tokens=False) for content in contents for _ in range(2)
+    assert [request.prompt for request in generator.requests] == [
+        prompt for prompt in prompts for _ in range(2)
     ]
-    assert [request.sampling["thinker"].seed for request in generator.requests] == [3, 4] * len(contents)
+    assert [request.sampling["thinker"].seed for request in generator.requests] == [3, 4] * len(prompts)
     assert all(request.messages == () for request in generator.requests)
-    assert answer["usage"]["prompt_tokens"] == len(contents) * PROMPT.total
+    assert answer["usage"]["prompt_tokens"] == len(prompts) * PROMPT.total
     assert answer["usage"]["completion_tokens"] == 6 * len(words)
     assert all(generation.num_closed == 1 for generation in generator.generations)
 
@@ -274,7 +272,7 @@ async def test_tokenize_answers_as_vllm_does() -> None:
     answer = (await post(generator, TOKENIZE, body)).json()
     expected = {"count": 2, "max_model_len": 2048, "tokens": [97, 98], "token_strs": ["a", "b"]}
     assert answer == expected
-    assert generator.last_request.raw_prompt == RawPrompt("ab", add_special_tokens=False)
+    assert generator.last_request.prompt == Prompt("ab", add_special_tokens=False)
     assert (await post(generator, TOKENIZE, {"prompt": "ab"})).json() == expected | {"token_strs": None}
     assert (await post(generator, DETOKENIZE, {"tokens": [97, 98]})).json() == {"prompt": "ab"}
 
@@ -289,7 +287,7 @@ async def test_tokenize_takes_the_chat_with_its_tools() -> None:
     (only,) = tools.tools
     assert isinstance(only, FunctionTool)
     assert only.name == "f"
-    assert generator.last_request.raw_prompt is None
+    assert generator.last_request.prompt is None
 
 
 async def test_usage_of_a_finished_choice_is_counted_once() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -130,11 +131,16 @@ async def test_a_finished_file_that_its_client_does_not_read_makes_room_for_anot
     num_bytes = 48_000 * len(MINUTES)
     life = Life(FakeGenerator(script=[*MINUTES, finished()]))
     config = replace(QUIET, max_total_unsent_bytes=num_bytes * 3 // 2)
-    async with served(life, config), connection(life, SPEECH_URL, body) as slow:
-        assert f"content-length: {num_bytes}".encode() in await slow.read(4096)
-        async with client_of(life.address) as client:
-            assert len((await client.post(SPEECH_URL, json=body)).content) == num_bytes
-        assert len(await rest_of(slow)) < num_bytes - MIB
+    tracemalloc.start()
+    try:
+        async with served(life, config), connection(life, SPEECH_URL, body) as slow:
+            assert f"content-length: {num_bytes}".encode() in await slow.read(4096)
+            async with client_of(life.address) as client:
+                assert len((await client.post(SPEECH_URL, json=body)).content) == num_bytes
+            assert tracemalloc.get_traced_memory()[0] < num_bytes
+            assert len(await rest_of(slow)) < num_bytes - MIB
+    finally:
+        tracemalloc.stop()
 
 
 def test_log_probabilities_count() -> None:

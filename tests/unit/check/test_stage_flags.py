@@ -16,7 +16,7 @@ def shipped(name: str) -> StageConfig:
 @pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen3_omni.4gpu", "diffusers", "qwen2_5_omni.demo-cpu"])
 def test_without_flags_the_config_stays_as_it_is(name: str) -> None:
     config = shipped(name)
-    assert StageFlags(quantization="fp8").applied(config) is config
+    assert StageFlags().applied(config) == config
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen3_omni.8gpu", "qwen3_omni.demo-cpu"])
@@ -75,6 +75,7 @@ def test_on_a_cpu_ranks_need_no_devices() -> None:
         (StageFlags(tensor_parallel_size=2), "diffusers", "samples no tokens"),
         (StageFlags(max_model_len=9), "diffusers.demo-cpu", "samples no tokens"),
         (StageFlags(gpu_memory_utilization=0.5), "qwen2_5_omni.cpu", "kv_cache_memory_bytes"),
+        (StageFlags(quantization="fp8"), "qwen2_5_omni.cpu", "needs an NVIDIA GPU"),
     ],
 )
 def test_what_the_stages_cannot_have_is_refused_with_what_to_write(

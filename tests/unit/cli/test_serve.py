@@ -422,6 +422,9 @@ def test_on_a_gpu_the_config_is_planned_for_it(
     )
     assert main(["serve", str(seven_b), "--load-format", "dummy", "--gpu-memory-utilization", "0.5"]) == 2
     assert "device 0 has 25.8 GB, 12.9 GB of them for stages" in capsys.readouterr().err
+    gpu = Gpu(0, "A full GPU", 80 * 2**30, 0, (8, 9))
+    assert main(["serve", str(seven_b), "--load-format", "dummy", "--gpu-memory-utilization", "0.9"]) == 2
+    assert "device 0 has 85.9 GB, 0.0 GB of them for stages" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,6 @@ from omni_server.protocol.vllm_fields import (
     GRAMMAR_TOO_SLOW,
     GRAMMARS_BUSY,
 )
-from omni_server.types import RawPrompt
 
 
 class FakeTokenizer:
@@ -186,13 +185,14 @@ async def test_pieces_that_do_not_fit_are_not_tokenised(num_pieces: int, num_tok
 @pytest.mark.parametrize(
     ("prompt", "token_ids"),
     [
-        (RawPrompt("ab"), (0, 97, 98)),
-        (RawPrompt("ab", add_special_tokens=False), (97, 98)),
-        (RawPrompt((255, 8)), (255, 8)),
+        (Prompt("ab"), (0, 97, 98)),
+        (Prompt("ab", add_special_tokens=False), (97, 98)),
+        (Prompt("ab", pieces=("a", "b"), add_special_tokens=False), (97, 98)),
+        (Prompt(token_ids=(255, 8)), (255, 8)),
     ],
 )
-async def test_a_raw_prompt_has_the_tokens_of_its_text_or_those_given(
-    prompt: RawPrompt, token_ids: tuple[int, ...]
+async def test_a_prompt_has_the_tokens_of_its_text_or_those_given(
+    prompt: Prompt, token_ids: tuple[int, ...]
 ) -> None:
     assert (await handle_that_renders().render(prompt)).token_ids == token_ids
 
@@ -200,22 +200,19 @@ async def test_a_raw_prompt_has_the_tokens_of_its_text_or_those_given(
 @pytest.mark.parametrize(
     ("prompt", "code"),
     [
-        (RawPrompt("", add_special_tokens=False), "invalid_value"),
-        (RawPrompt((1, 256)), "invalid_value"),
-        (RawPrompt("x" * 63), "context_length_exceeded"),
-        (RawPrompt((1,) * 64), "context_length_exceeded"),
+        (Prompt(token_ids=(1, 256)), "invalid_value"),
+        (Prompt("x" * 63), "context_length_exceeded"),
+        (Prompt(token_ids=(1,) * 64), "context_length_exceeded"),
     ],
 )
-async def test_a_raw_prompt_without_tokens_or_with_too_many_or_unknown_ones_is_refused(
-    prompt: RawPrompt, code: str
-) -> None:
+async def test_a_prompt_with_too_many_or_unknown_tokens_is_refused(prompt: Prompt, code: str) -> None:
     with pytest.raises(InvalidRequestError) as error:
         await handle_that_renders().render(prompt)
     assert (error.value.param, error.value.code) == ("messages", code)
 
 
-@pytest.mark.parametrize("prompt", [RawPrompt("ab" * 99), Prompt("ab" * 99, pieces=("ab",) * 99)])
-async def test_text_that_is_only_tokenized_may_be_longer_than_the_context(prompt: Prompt | RawPrompt) -> None:
+@pytest.mark.parametrize("prompt", [Prompt("ab" * 99), Prompt("ab" * 99, pieces=("ab",) * 99)])
+async def test_text_that_is_only_tokenized_may_be_longer_than_the_context(prompt: Prompt) -> None:
     tokenized = await handle_that_renders().tokenize(prompt)
     assert tokenized.token_ids == (0, *map(ord, "ab" * 99))
     assert len(tokenized.strings) == 199

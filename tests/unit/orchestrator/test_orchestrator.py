@@ -44,7 +44,6 @@ from omni_server.types import (
     FunctionTool,
     OmniRequest,
     Output,
-    RawPrompt,
     ReadAloud,
     SamplingConfig,
     SpeechOutput,
@@ -135,7 +134,7 @@ class FakeEntry(FakeArStage):
         self.gate.set()
         self.refusal: InvalidRequestError | None = None
         self.checked: list[tuple[SamplingParams, str | None]] = []
-        self.rendered: list[Prompt | RawPrompt] = []
+        self.rendered: list[Prompt] = []
         self.max_chars = 1000
 
     def check_text(self, num_chars: int) -> None:
@@ -147,7 +146,7 @@ class FakeEntry(FakeArStage):
         if self.refusal is not None:
             raise self.refusal
 
-    async def render(self, prompt: Prompt | RawPrompt, reply: str | None = None) -> RenderedPrompt:
+    async def render(self, prompt: Prompt, reply: str | None = None) -> RenderedPrompt:
         await self.gate.wait()
         self.rendered.append(prompt)
         if reply is None:
@@ -243,21 +242,20 @@ async def test_text_that_cannot_fit_is_refused_before_it_is_rendered(monkeypatch
     assert rendered == [messages]
 
 
-@pytest.mark.parametrize("content", ["text", (10, 11)])
-async def test_a_raw_prompt_is_not_rendered_as_a_chat(content: str | tuple[int, ...]) -> None:
+@pytest.mark.parametrize("prompt", [Prompt("text"), Prompt(token_ids=(10, 11))])
+async def test_a_given_prompt_is_not_rendered_as_a_chat(prompt: Prompt) -> None:
     pipeline = Pipeline()
     pipeline.thinker.prompt = (10, 11)
-    raw = RawPrompt(content)
-    run = await submit(pipeline.orchestrator, replace(request(speech=False), messages=(), raw_prompt=raw))
-    assert pipeline.thinker.rendered == [raw]
+    run = await submit(pipeline.orchestrator, replace(request(speech=False), messages=(), prompt=prompt))
+    assert pipeline.thinker.rendered == [prompt]
     await run.aclose()
 
 
 @pytest.mark.parametrize("placeholder", [AUDIO, IMAGE, VIDEO])
-async def test_a_raw_prompt_cannot_have_tokens_that_stand_for_media(placeholder: int) -> None:
+async def test_a_given_prompt_cannot_have_tokens_that_stand_for_media(placeholder: int) -> None:
     pipeline = Pipeline()
     pipeline.thinker.prompt = (10, placeholder)
-    wanted = replace(request(speech=False), messages=(), raw_prompt=RawPrompt((10, placeholder)))
+    wanted = replace(request(speech=False), messages=(), prompt=Prompt(token_ids=(10, placeholder)))
     with pytest.raises(InvalidRequestError, match="stand for media"):
         await submit(pipeline.orchestrator, wanted)
     assert pipeline.orchestrator.num_running == 0
