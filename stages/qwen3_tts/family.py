@@ -5,11 +5,19 @@ from pathlib import Path
 
 import msgspec
 
+from omni_server.config.checkpoint_files import config_errors
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import EdgeSpec, Pipeline, StageSpec, TokenFrames
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import InvalidRequestError
-from omni_server.family import DefaultConfigs, FamilyModel, HfOverrides, NeededFile, SpeechText, StageFootprint
+from omni_server.family import (
+    DefaultConfigs,
+    FamilyModel,
+    HfOverrides,
+    NeededFile,
+    SpeechText,
+    StageFootprint,
+)
 from omni_server.types import ChatMessage, Output, ReadAloud, SpeechOutput, Task, TextPart
 from stages.qwen3_tts.checkpoint_config import (
     CODEC_FOLDER,
@@ -107,9 +115,12 @@ class Qwen3TTSModel(FamilyModel):
             name.capitalize(): token if isinstance(token, int) else token[0]
             for name, token in talker.spk_id.items()
         }
-        self._dialects = {
-            name.capitalize(): dialect for name, dialect in talker.spk_is_dialect.items() if dialect
-        }
+        with config_errors(f"{model_dir / 'config.json'}: codec_language_id lacks the dialect of a speaker"):
+            self._dialects = {
+                name.capitalize(): self._languages[dialect]
+                for name, dialect in talker.spk_is_dialect.items()
+                if isinstance(dialect, str)
+            }
         self.voices = tuple(self._speakers)
         self.default_voice = next(iter(self.voices), None)
         self.stop_ids = {"talker": (talker.codec_eos_token_id,)}
@@ -142,8 +153,8 @@ class Qwen3TTSModel(FamilyModel):
             raise InvalidRequestError(
                 f"Unknown language '{name[:64]}'; known are {', '.join(known)}", param="language"
             )
-        if name in (AUTO, "chinese") and voice in self._dialects:
-            name = self._dialects[voice]
+        if name in (AUTO, "chinese") and voice is not None and voice in self._dialects:
+            return self._dialects[voice]
         return self._languages.get(name)
 
     def _instruction_ids(self, instructions: str | None) -> tuple[int, ...]:

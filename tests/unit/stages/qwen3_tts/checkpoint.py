@@ -20,8 +20,25 @@ FIRST_SPECIAL_ID = NUM_PLAIN_TOKENS
 
 CORPUS = [
     *["assistant", "user", "\n", "\n\n", " \n"] * 20,
-    *["<|im_start|>user", "<|im_end|>", "|im", "<tool_call>", "!?", "''", "iPhone 12, quick's fox don't", "e\u0301x \u0301x"] * 9,
-    *["The quick brown fox jumps over the lazy dog.", "你好，世界", "हिन्दी", "👍🏽"] * 9,
+    *[
+        "<|im_start|>user",
+        "<|im_end|>",
+        "|im",
+        "<tool_call>",
+        "!?",
+        "''",
+        "iPhone 12, quick's fox don't",
+        "e\u0301x \u0301x",
+    ]
+    * 9,
+    *[
+        "The quick brown fox jumps over the lazy dog.",
+        "iPhone 12, quick's, don't",
+        "你好，世界",
+        "हिन्दी",
+        "👍🏽",
+    ]
+    * 9,
 ]
 """Its tokens cross the borders of what special tokens are spelled with, and of marks and letters."""
 
@@ -64,6 +81,16 @@ TALKER: dict[str, Any] = {
     "spk_id": {"serena": 3066, "eric": [2875]},
     "spk_is_dialect": {"serena": False, "eric": "sichuan_dialect"},
 }
+_TINY_SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+TINY = {**_TINY_SIZES, "text_vocab_size": 400, "code_predictor_config": {**_TINY_SIZES, "vocab_size": 2048}}
+"""Of the talker."""
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3TTSForConditionalGeneration"],
     "model_type": "qwen3_tts",
@@ -113,9 +140,7 @@ def _write_tokenizer(folder: Path) -> None:
         ]
     )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=NUM_PLAIN_TOKENS, initial_alphabet=alphabet, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=NUM_PLAIN_TOKENS, initial_alphabet=alphabet, show_progress=False)
     trained.train_from_iterator(CORPUS, trainer)
     assert trained.get_vocab_size() == NUM_PLAIN_TOKENS
     trained.model.save(str(folder))
