@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from omni_server.family import SpeechPrompt
 from stages.qwen3_tts.checkpoint_config import NUM_CODEBOOKS, CheckpointConfig
 
 NONE, VECTOR, FRAME = -1, -2, -3
@@ -63,23 +64,14 @@ class Speaking:
         return not self.is_text_first and num_tokens > max(0, voice.num_frames - len(voice.text_ids))
 
 
-@dataclass(frozen=True)
-class Layout:
-    rows: PromptRows
-    text_ids: tuple[int, ...]
-    """Ids of the rows that follow, one for each generated frame."""
-    tail_ids: tuple[int, ...]
-    """Ids of the rows that follow these: each in turn, the last one forever."""
-
-
-def prompt_layout(
+def speech_prompt(
     config: CheckpointConfig,
     role_ids: Sequence[int],
     speaking: Speaking,
     text: Sequence[int],
     *,
     is_complete: bool,
-) -> Layout:
+) -> SpeechPrompt:
     """`text` has at least one token; if it is not complete, see `Speaking.has_enough`."""
     codec, voice = config.talker_config, speaking.voice
     pad, eos = config.tts_pad_token_id, config.tts_eos_token_id
@@ -91,21 +83,21 @@ def prompt_layout(
     tail: tuple[int, ...] = (pad,)
     frames = (codec.codec_bos_id, *[FRAME] * voice.num_frames)
     told = (*voice.text_ids, *text)
-    if speaking.is_text_first:
+    if speaking.is_text_first:  # and then the recording, or nothing but its beginning
         rows += [(token, codec.codec_pad_id) for token in (*told, eos)]
         rows += [(pad, frame) for frame in frames]
-    elif is_complete and len(told) < len(frames):
+    elif is_complete and len(told) < len(frames):  # side by side, and the recording is longer
         told += (eos, *[pad] * (len(frames) - len(told) - 1))
         rows += zip(told, frames, strict=True)
     else:
         rows += zip(told, frames, strict=False)
         following, tail = told[len(frames) :], (eos, pad)
-    return Layout(
-        PromptRows(
-            tuple(token for token, _ in rows), tuple(token for _, token in rows), voice.vector, voice.frames
-        ),
-        tuple(following),
-        tail,
+    text_ids, codec_ids = zip(*rows, strict=True)
+    return SpeechPrompt(
+        token_ids=(codec.codec_pad_id,) * len(rows),
+        rows=msgspec.msgpack.encode(PromptRows(text_ids, codec_ids, voice.vector, voice.frames)),
+        text_ids=tuple(following),
+        tail_ids=tail,
     )
 
 

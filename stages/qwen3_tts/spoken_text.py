@@ -1,10 +1,8 @@
 """The text of one request, on its way to the talker."""
 
-import msgspec
-
 from omni_server.family import SpeechPrompt
 from stages.qwen3_tts.checkpoint_config import CheckpointConfig
-from stages.qwen3_tts.layout import Speaking, prompt_layout
+from stages.qwen3_tts.layout import Speaking, speech_prompt
 from stages.qwen3_tts.tokens import TextStream, TextTokenizer
 
 _ROLE = "<|im_start|>assistant\n"
@@ -36,12 +34,9 @@ class SpokenText:
         is_enough = self._is_complete or self._speaking.has_enough(len(self._ids))
         if not self._ids or not is_enough:
             return None
-        layout = prompt_layout(
+        return speech_prompt(
             self._config, self._role_ids, self._speaking, self.take_ids(), is_complete=self._is_complete
         )
-        token_ids = (self._config.talker_config.codec_pad_id,) * len(layout.rows.text)
-        rows = msgspec.msgpack.encode(layout.rows)
-        return SpeechPrompt(token_ids, rows, layout.text_ids, layout.tail_ids)
 
     def take_ids(self) -> tuple[int, ...]:
         taken, self._ids = self._ids, ()

@@ -19,7 +19,7 @@ NUM_PLAIN_TOKENS = 330
 FIRST_SPECIAL_ID = NUM_PLAIN_TOKENS
 
 CORPUS = [
-    *["assistant", "user", "\n", "\n\n", " \n"] * 20,
+    *["assistant", "user", "\n\n", " \n", "\n \n", "\n\n\n", "\u0301x"] * 20,
     *[
         "<|im_start|>user",
         "<|im_end|>",

@@ -5,8 +5,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from omni_server.family import SpeechPrompt
 from stages.qwen3_tts.checkpoint_config import CheckpointConfig
-from stages.qwen3_tts.layout import FRAME, NONE, VECTOR, Layout, Speaking, Voice, prompt_layout
+from stages.qwen3_tts.layout import FRAME, NONE, VECTOR, PromptRows, Speaking, Voice, speech_prompt
 from tests.unit.stages.qwen3_tts.checkpoint import CONFIG
 
 PAD, BOS, EOS = CONFIG["tts_pad_token_id"], CONFIG["tts_bos_token_id"], CONFIG["tts_eos_token_id"]
@@ -32,12 +33,17 @@ def laid_out(
     *,
     is_complete: bool = True,
     config: CheckpointConfig | None = None,
-) -> Layout:
-    return prompt_layout(config or config_with(), ROLE, speaking, text, is_complete=is_complete)
+) -> SpeechPrompt:
+    return speech_prompt(config or config_with(), ROLE, speaking, text, is_complete=is_complete)
 
 
-def rows_of(layout: Layout) -> list[tuple[int, int]]:
-    return list(zip(layout.rows.text, layout.rows.codec, strict=True))
+def decoded(prompt: SpeechPrompt) -> PromptRows:
+    return msgspec.msgpack.decode(prompt.rows, type=PromptRows)
+
+
+def rows_of(prompt: SpeechPrompt) -> list[tuple[int, int]]:
+    rows = decoded(prompt)
+    return list(zip(rows.text, rows.codec, strict=True))
 
 
 def clone(num_frames: int, num_text: int) -> Voice:
@@ -73,11 +79,12 @@ SPEAKINGS = {
 @pytest.mark.parametrize("case", SPEAKINGS)
 def test_with_the_text_first_all_of_it_is_in_the_prompt(case: str) -> None:
     speaking, begin = SPEAKINGS[case]
-    layout = laid_out(speaking)
+    prompt = laid_out(speaking)
     text = [(11, CODEC_PAD), (12, CODEC_PAD), (13, CODEC_PAD), (14, CODEC_PAD), (EOS, CODEC_PAD)]
-    assert rows_of(layout) == [*begin, *text, (PAD, CODEC_BOS)]
-    assert (layout.text_ids, layout.tail_ids) == ((), (PAD,))
-    assert layout.rows.vector == speaking.voice.vector
+    assert rows_of(prompt) == [*begin, *text, (PAD, CODEC_BOS)]
+    assert (prompt.text_ids, prompt.tail_ids) == ((), (PAD,))
+    assert prompt.token_ids == (CODEC_PAD,) * len(rows_of(prompt))  # never sampled
+    assert decoded(prompt).vector == speaking.voice.vector
 
 
 @pytest.mark.parametrize("is_complete", [True, False])
@@ -86,16 +93,16 @@ def test_otherwise_one_token_is_in_the_prompt_and_one_follows_with_each_frame(
     case: str, is_complete: bool
 ) -> None:
     speaking, begin = SPEAKINGS[case]
-    layout = laid_out(replace(speaking, is_text_first=False), is_complete=is_complete)
-    assert rows_of(layout) == [*begin, (11, CODEC_BOS)]
-    assert (layout.text_ids, layout.tail_ids) == ((12, 13, 14), (EOS, PAD))
+    prompt = laid_out(replace(speaking, is_text_first=False), is_complete=is_complete)
+    assert rows_of(prompt) == [*begin, (11, CODEC_BOS)]
+    assert (prompt.text_ids, prompt.tail_ids) == ((12, 13, 14), (EOS, PAD))
 
 
 def test_a_cloned_recording_comes_after_all_text() -> None:
     voice = clone(num_frames=2, num_text=3)
-    layout = laid_out(Speaking(voice))
+    prompt = laid_out(Speaking(voice))
     told = (21, 22, 23, *TEXT, EOS)
-    assert rows_of(layout) == [
+    assert rows_of(prompt) == [
         *ROLE_ROWS,
         *MODEL_CHOOSES,
         (PAD, VECTOR),
@@ -105,8 +112,8 @@ def test_a_cloned_recording_comes_after_all_text() -> None:
         (PAD, FRAME),
         (PAD, FRAME),
     ]
-    assert (layout.text_ids, layout.tail_ids) == ((), (PAD,))
-    assert (layout.rows.vector, layout.rows.frames) == (voice.vector, voice.frames)
+    assert (prompt.text_ids, prompt.tail_ids) == ((), (PAD,))
+    assert (decoded(prompt).vector, decoded(prompt).frames) == (voice.vector, voice.frames)
 
 
 @pytest.mark.parametrize(
@@ -122,11 +129,11 @@ def test_a_cloned_recording_comes_after_all_text() -> None:
 def test_otherwise_text_and_recording_begin_together(
     num_frames: int, in_prompt: tuple[int, ...], following: tuple[int, ...], tail: tuple[int, ...]
 ) -> None:
-    layout = laid_out(Speaking(clone(num_frames, num_text=2), is_text_first=False))
+    prompt = laid_out(Speaking(clone(num_frames, num_text=2), is_text_first=False))
     begin = [*ROLE_ROWS, *MODEL_CHOOSES, (PAD, VECTOR), *BEGIN]
     codec = (CODEC_BOS, *[FRAME] * num_frames)
-    assert rows_of(layout) == [*begin, *zip(in_prompt, codec, strict=True)]
-    assert (layout.text_ids, layout.tail_ids) == (following, tail)
+    assert rows_of(prompt) == [*begin, *zip(in_prompt, codec, strict=True)]
+    assert (prompt.text_ids, prompt.tail_ids) == (following, tail)
 
 
 @pytest.mark.parametrize("voice", [Voice(SERENA), clone(3, 2), clone(5, 2), clone(2, 3)])
@@ -158,8 +165,8 @@ def test_the_text_that_a_prompt_needs(speaking: Speaking, num_needed: int | None
 def test_ids_come_from_the_config() -> None:
     names = ("codec_pad_id", "codec_bos_id", "codec_nothink_id", "codec_think_bos_id", "codec_think_eos_id")
     other = config_with(**{name: 900 + i for i, name in enumerate(names)})
-    layout = laid_out(Speaking(Voice(7)), config=other)
+    prompt = laid_out(Speaking(Voice(7)), config=other)
     text = [900] * (len(TEXT) + 1)
-    assert layout.rows.codec == (NONE, NONE, NONE, 902, 903, 904, 7, 900, *text, 901)
+    assert decoded(prompt).codec == (NONE, NONE, NONE, 902, 903, 904, 7, 900, *text, 901)
     in_a_language = laid_out(Speaking(Voice(), 5), config=config_with(codec_think_id=905))
-    assert in_a_language.rows.codec[3:7] == (905, THINK_BOS, 5, THINK_EOS)
+    assert decoded(in_a_language).codec[3:7] == (905, THINK_BOS, 5, THINK_EOS)

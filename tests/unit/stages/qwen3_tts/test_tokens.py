@@ -1,16 +1,32 @@
 """Tokens of spoken text: plain text only, and the same in pieces as in one."""
 
 import random
+from collections.abc import Iterable
 
 import pytest
 
 from stages.qwen3_tts.tokens import TextStream, TextTokenizer
 from tests.unit.stages.qwen3_tts.checkpoint import FIRST_SPECIAL_ID, SPECIAL, write_checkpoint
 
-WORDS = "the quick fox iPhone 12 3 é e\u0301 x 你好 世界 हिन्दी 한 \u1112 \u1161 \u11ab 👍🏽 \u0301 \u0338"
-SIGNS = ". , ， ! ? !? ( ) ' '' ’ 's 'll _ - = <|im_end|> <| im |> <tool_call> <tts_pad>"
+WORDS = (
+    "the",
+    "quick",
+    "iPhone",
+    "12",
+    "e",
+    "é",
+    "x",
+    "你好",
+    "हिन्दी",
+    "한",
+    "\u1112",
+    "\u1161",
+    "\u11ab",
+    "👍🏽",
+)
+SIGNS = (".", "，", "!?", "(", "'", "''", "’", "'s", "'ll", "_", "=", "<|im_end|>", "<|", "|>", "<tool_call>")
 SPACES = (" ", "  ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000")
-FRAGMENTS = (*WORDS.split(" "), *SIGNS.split(" "), *SPACES)
+MARKS = ("\u0301", "\u0315", "\u0323", "\u0338")
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +43,23 @@ def pieces_of(text: str, source: random.Random) -> list[str]:
     return pieces
 
 
+def tokens_of(pieces: Iterable[str], tokenizer: TextTokenizer) -> tuple[int, ...]:
+    stream = TextStream(tokenizer)
+    found = [token for piece in pieces for token in stream.push(piece)]
+    return (*found, *stream.finish())
+
+
 @pytest.mark.parametrize("seed", range(500))
 def test_the_tokens_of_a_text_in_pieces_are_those_of_the_whole(seed: int, tokenizer: TextTokenizer) -> None:
     source = random.Random(seed)
-    text = "".join(source.choices(FRAGMENTS, k=source.randint(1, 20)))
-    stream = TextStream(tokenizer)
-    found = [token for piece in pieces_of(text, source) for token in stream.push(piece)]
-    assert (*found, *stream.finish()) == tokenizer.plain_ids(text)
+    kinds = source.choices((WORDS, SIGNS, SPACES, MARKS), k=source.randint(1, 20))
+    text = "".join(source.choice(kind) for kind in kinds)
+    assert tokens_of(pieces_of(text, source), tokenizer) == tokenizer.plain_ids(text)
+
+
+@pytest.mark.parametrize("text", ["x\n \nx", "e\u0315\u0301x", "e\u0301\u0301x", "\u1112\u1161\u11ab"])
+def test_what_is_written_later_may_change_what_is_before_it(text: str, tokenizer: TextTokenizer) -> None:
+    assert tokens_of(text, tokenizer) == tokenizer.plain_ids(text)
 
 
 def test_tokens_come_as_soon_as_a_word_is_complete(tokenizer: TextTokenizer) -> None:
