@@ -1,4 +1,4 @@
-"""Prompts of Qwen3-TTS, row by row, as section "Prompt layouts" of the reference's code builds them."""
+"""Prompts of Qwen3-TTS, row by row, as the reference builds them."""
 
 from dataclasses import replace
 
