@@ -1,0 +1,183 @@
+"""Qwen3-TTS in the server process: texts, voices, ids, but no weights and no engine."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from omni_server.config.checkpoint_files import config_errors
+from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.pipeline import EdgeSpec, Pipeline, StageSpec, TokenFrames
+from omni_server.config.stage_config import StageConfig
+from omni_server.errors import InvalidRequestError
+from omni_server.family import (
+    DefaultConfigs,
+    FamilyModel,
+    HfOverrides,
+    NeededFile,
+    SpeechText,
+    StageFootprint,
+)
+from omni_server.types import ChatMessage, Output, ReadAloud, SpeechOutput, Task, TextPart
+from stages.qwen3_tts.checkpoint_config import (
+    CODEC_FOLDER,
+    NUM_CODEBOOKS,
+    PRE_CONV_KERNEL,
+    DecoderConfig,
+    read_checkpoint_config,
+    read_decoder_config,
+)
+from stages.qwen3_tts.layout import Speaking, Voice
+from stages.qwen3_tts.spoken_text import SpokenText
+from stages.qwen3_tts.tokens import TextTokenizer
+from stages.qwen_codec.codec_layout import Code2WavLayout, code2wav_layout
+from stages.qwen_codec.options import Code2WavStage
+
+PIPELINE = Pipeline(
+    stages={
+        "talker": StageSpec("ar", reads_text=True),
+        "code2wav": StageSpec("diffusion", output="audio", config=Code2WavStage, folder=CODEC_FOLDER),
+    },
+    edges=(
+        EdgeSpec(
+            "talker",
+            "code2wav",
+            TokenFrames(num_codebooks=NUM_CODEBOOKS, num_predicted=NUM_CODEBOOKS - 1),
+            "stages.qwen_codec.talker_to_code2wav:TalkerToCode2Wav",
+            # The decoder's state holds all of the past, and the future has no influence.
+            ChunkPlan(past_blocks=0, new_blocks=(1, 2, 4, 8), future_blocks=0),
+        ),
+    ),
+)
+
+AUTO = "auto"
+"""The language that the model itself finds out."""
+
+
+class Qwen3TTSFamily:
+    """Implements `omni_server.family.ModelFamily`."""
+
+    pipeline = PIPELINE
+
+    architectures = ("Qwen3TTSForConditionalGeneration",)
+    reference: str | None = None
+    engine_modules: tuple[str, ...] = ("stages.qwen3_tts.talker", "stages.qwen3_tts.code2wav")
+    default_configs: DefaultConfigs | None = DefaultConfigs(gpu="qwen3_tts", demo="qwen3_tts.demo-cpu")
+
+    def open(self, model_dir: Path) -> "Qwen3TTSModel":
+        return Qwen3TTSModel(model_dir)
+
+    def needed_files(self) -> tuple[NeededFile, ...]:
+        return (
+            NeededFile(("tokenizer.json", "vocab.json"), "the tokenizer"),
+            NeededFile(("tokenizer_config.json",), "the tokenizer's settings"),
+            NeededFile((f"{CODEC_FOLDER}/config.json",), "the codec"),
+        )
+
+    def footprints(self, model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
+        from stages.qwen3_tts.footprint import stage_footprints
+
+        return stage_footprints(model_dir, config)
+
+    def outputs(self, model_dir: Path) -> frozenset[Output]:
+        return self.pipeline.outputs
+
+    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
+        # A late import: the server process does not need this before it starts the engines.
+        from stages.qwen3_tts.hf_config import code2wav_config, talker_config
+
+        overrides: dict[str, HfOverrides] = {"talker": talker_config, "code2wav": code2wav_config}
+        return overrides[model_stage]
+
+    def register(self) -> None:
+        from vllm import ModelRegistry
+
+        from stages.qwen3_tts.code2wav import Qwen3TTSCode2Wav
+        from stages.qwen3_tts.hf_config import CODE2WAV, TALKER, register_configs
+        from stages.qwen3_tts.talker import Qwen3TTSTalker
+
+        register_configs()
+        # Classes, not names: vLLM would import a name in a separate process to inspect the class.
+        ModelRegistry.register_model(TALKER, Qwen3TTSTalker)
+        ModelRegistry.register_model(CODE2WAV, Qwen3TTSCode2Wav)
+
+
+class Qwen3TTSModel(FamilyModel):
+    """One checkpoint folder. There are three kinds: CustomVoice has voices, VoiceDesign takes a description
+    of one, and Base clones one."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._config = config = read_checkpoint_config(model_dir)
+        talker = config.talker_config
+        self._languages = {name.lower(): token for name, token in talker.codec_language_id.items()}
+        # The reference compares names in lower case, as they are in the published config.
+        self._speakers = {
+            name.capitalize(): token if isinstance(token, int) else token[0]
+            for name, token in talker.spk_id.items()
+        }
+        with config_errors(f"{model_dir / 'config.json'}: codec_language_id lacks the dialect of a speaker"):
+            self._dialects = {
+                name.capitalize(): self._languages[dialect]
+                for name, dialect in talker.spk_is_dialect.items()
+                if isinstance(dialect, str)
+            }
+        self.voices = tuple(self._speakers)
+        self.default_voice = next(iter(self.voices), None)
+        self.stop_ids = {"talker": (talker.codec_eos_token_id,)}
+        self.codec = _codec_layout(read_decoder_config(model_dir))
+        self._tokenizer = TextTokenizer(model_dir)
+
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        if not isinstance(task, ReadAloud):
+            raise InvalidRequestError("this model only reads text aloud", param="model")
+        return (ChatMessage("user", (TextPart(task.text),)),)
+
+    def speech_text(self, speech: SpeechOutput, voice: str | None) -> SpeechText:
+        """All of the text is in the prompt, as in the reference."""
+        if self._config.tts_model_type == "base":
+            raise InvalidRequestError(
+                "this model speaks with a voice that it clones, and there is none to clone", param="voice"
+            )
+        speaking = Speaking(
+            Voice() if voice is None else Voice(self._speakers[voice]),
+            self._language(speech.language, voice),
+            self._instruction_ids(speech.instructions),
+        )
+        return SpokenText(self._config, self._tokenizer, speaking)
+
+    def _language(self, language: str | None, voice: str | None) -> int | None:
+        name = AUTO if language is None else language.lower()
+        # A dialect cannot be asked for: it belongs to a voice.
+        known = [AUTO, *sorted(name for name in self._languages if "dialect" not in name)]
+        if name not in known:
+            raise InvalidRequestError(
+                f"Unknown language '{name[:64]}'; known are {', '.join(known)}", param="language"
+            )
+        if name in (AUTO, "chinese") and voice is not None and voice in self._dialects:
+            return self._dialects[voice]
+        return self._languages.get(name)
+
+    def _instruction_ids(self, instructions: str | None) -> tuple[int, ...]:
+        config = self._config
+        if not instructions:
+            if config.tts_model_type == "voice_design":
+                raise InvalidRequestError(
+                    "this model needs 'instructions' that describe the voice", param="instructions"
+                )
+            return ()
+        if config.tts_model_size == "0b6":
+            raise InvalidRequestError(
+                "this model follows no instructions; the larger one, of 1.7B, does", param="instructions"
+            )
+        begin, end = map(self._tokenizer.template_ids, ("<|im_start|>user\n", "<|im_end|>\n"))
+        return (*begin, *self._tokenizer.plain_ids(instructions), *end)
+
+    def dtype_name(self) -> str:
+        return self._config.dtype_name
+
+
+def _codec_layout(decoder: DecoderConfig) -> Code2WavLayout:
+    layout = code2wav_layout(msgspec.structs.asdict(decoder))
+    context_frames = layout.context_frames + PRE_CONV_KERNEL - 1
+    # Transposed convolutions drop the end of their output instead of the beginning.
+    return replace(layout, lead_samples=0, context_frames=context_frames)
