@@ -32,8 +32,6 @@ _CODEC_LOGITS = 2.0
 _CODEC_SPREAD = 0.25
 """Spread of the logarithm of row lengths. Some codes win more often than others, so codes repeat and the
 repetition penalty has an effect."""
-_CODEC_END = 0.03
-"""Chance of the end code once the text is used up."""
 _CODEC_BANNED = 2.0
 """Scale of the special codes' rows: they would win often if not suppressed."""
 _END_LEAN = 2.0
@@ -92,13 +90,15 @@ def shape_codec_head(
     text_pad: int,
     bos: int,
     end: int,
+    end_chance: float,
     banned: Iterable[int],
     seed: int,
 ) -> None:
     """Keep only the rows of codes and special codes: real talkers never learn the other ids.
 
     `talker` takes `inputs_embeds` [1, length, width]: embeddings of `codes`, those of the `predicted` codebooks and
-    `text_rows` of text ids. Text is `spoken` tokens, then `text_pad`.
+    `text_rows` of text ids. Text is `spoken` tokens, then `text_pad`. From there on, `end` has `end_chance` in each
+    greedy step.
     """
     weight = head.weight
     rows = weight.clone()
@@ -120,7 +120,7 @@ def shape_codec_head(
     common = torch.stack([talking[0], talking[1:].mean(0), exhausted[1:].mean(0)])
     lean = common[2] - common[1]
     lean *= _END_LEAN / lean.norm() / math.sqrt(len(lean))
-    weight[end] = end_row(rows[end], _CODEC_END, weight, exhausted[1:], common, lean)
+    weight[end] = end_row(rows[end], end_chance, weight, exhausted[1:], common, lean)
     for code in banned:
         weight[code] = rows[code] * _CODEC_BANNED * _CODEC_LOGITS
 

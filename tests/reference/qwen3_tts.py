@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,9 @@ _TIMEOUT_S = 600
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
+Arrays = dict[str, npt.NDArray[Any]]
+Task = dict[str, object]
+"""What `qwen3_tts_reference.py` gets in a list."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,14 @@ class Spoken:
     predictor."""
 
 
+@dataclass(frozen=True)
+class Heard:
+    """A voice in audio."""
+
+    vector: Floats  # [W]
+    codes: Integers  # [frames, 16]
+
+
 def write_checkpoints(folder: Path) -> None:
     """Write those of all cases; see `TTSCase.checkpoint`."""
     for size in SIZES:
@@ -58,44 +71,58 @@ class Qwen3TTSReference:
         self._answers = SharedAnswers(checkpoints, answer_folder)
 
     def answers_of(self, cases: Iterable[TTSCase]) -> dict[str, Spoken]:
-        """By the cases' names. One call with many cases is faster than many calls."""
-        return self._answered([[case] for case in cases])
+        """By the cases' names. Computed in batches, so that one call with many cases is much faster than many calls."""
+        batches: dict[tuple[str, bool, int], list[TTSCase]] = defaultdict(list)
+        for case in cases:
+            batches[case.checkpoint, case.streams_text, case.max_frames].append(case)
+        return self._spoken(list(batches.values()))
 
-    def answers_together(self, cases: Sequence[TTSCase]) -> dict[str, Spoken]:
-        """As `answers_of`, but computed as one batch. The cases must have one checkpoint, and equal `max_frames` and
-        `streams_text`."""
-        return self._answered([list(cases)])
+    def answers_alone(self, cases: Iterable[TTSCase]) -> dict[str, Spoken]:
+        """As `answers_of`, but one by one."""
+        return self._spoken([[case] for case in cases])
 
-    def _answered(self, batches: list[list[TTSCase]]) -> dict[str, Spoken]:
-        return self._answers.get(batches, lambda: self._run(batches))
+    def voices_in(self, checkpoint: str, recordings: Sequence[Floats]) -> list[Heard]:
+        """What a base checkpoint hears in each; they have 24 kHz."""
+        task: Task = {"checkpoint": checkpoint, "hear": [samples.tolist() for samples in recordings]}
+        arrays = self._arrays([task])
+        return [Heard(arrays[f"{i}.vector"], arrays[f"{i}.codes"]) for i in range(len(recordings))]
 
-    def _run(self, batches: list[list[TTSCase]]) -> dict[str, Spoken]:
+    def waveform_of(self, checkpoint: str, codes: Integers) -> Floats:
+        """Of frames [N, 16], in one pass."""
+        return self._arrays([{"checkpoint": checkpoint, "decode": codes.tolist()}])[".waveform"]
+
+    def _spoken(self, batches: list[list[TTSCase]]) -> dict[str, Spoken]:
+        tasks: list[Task] = [
+            {"checkpoint": batch[0].checkpoint, "speak": [self._question(case) for case in batch]}
+            for batch in batches
+        ]
+        arrays = self._arrays(tasks)
+        return {
+            case.name: Spoken(
+                text_ids=arrays[f"{case.name}.text_ids"],
+                prompt_rows=arrays[f"{case.name}.prompt_rows"],
+                frame_rows=arrays[f"{case.name}.frame_rows"],
+                codes=arrays[f"{case.name}.codes"],
+                has_ended=bool(arrays[f"{case.name}.has_ended"]),
+                waveform=arrays[f"{case.name}.waveform"],
+                min_top2_gap=float(arrays[f"{case.name}.min_top2_gap"]),
+            )
+            for batch in batches
+            for case in batch
+        }
+
+    def _arrays(self, tasks: list[Task]) -> Arrays:
+        return self._answers.get(tasks, lambda: self._run(tasks))
+
+    def _run(self, tasks: list[Task]) -> Arrays:
+        located = [task | {"checkpoint": f"{self._checkpoints}/{task['checkpoint']}"} for task in tasks]
         python = _environment() / "bin" / "python"
         with tempfile.TemporaryDirectory() as folder:
             questions, answers = Path(folder) / "questions.json", Path(folder) / "answers.npz"
-            content = [
-                {
-                    "checkpoint": str(self._checkpoints / batch[0].checkpoint),
-                    "questions": [self._question(case) for case in batch],
-                }
-                for batch in batches
-            ]
-            questions.write_text(json.dumps(content))
+            questions.write_text(json.dumps(located))
             _check_run([python, _ROOT / "tests" / "reference" / "qwen3_tts_reference.py", questions, answers])
             with np.load(answers) as arrays:
-                return {
-                    case.name: Spoken(
-                        text_ids=arrays[f"{case.name}.text_ids"],
-                        prompt_rows=arrays[f"{case.name}.prompt_rows"],
-                        frame_rows=arrays[f"{case.name}.frame_rows"],
-                        codes=arrays[f"{case.name}.codes"],
-                        has_ended=bool(arrays[f"{case.name}.has_ended"]),
-                        waveform=arrays[f"{case.name}.waveform"],
-                        min_top2_gap=float(arrays[f"{case.name}.min_top2_gap"]),
-                    )
-                    for batch in batches
-                    for case in batch
-                }
+                return dict(arrays)
 
     def _question(self, case: TTSCase) -> dict[str, object]:
         question = asdict(case)

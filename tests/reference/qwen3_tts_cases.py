@@ -41,7 +41,7 @@ class TTSCase:
     clone: Clone | None = None
     streams_text: bool = False
     """Whether the prompt has only the first token of the text, and each frame adds another."""
-    max_frames: int = 60
+    max_frames: int = 40
 
     @property
     def checkpoint(self) -> str:
@@ -72,15 +72,15 @@ _WHOLE = (
     TTSCase("dialect_of_chinese", "custom_voice", _SHORT, language="chinese", voice="dylan"),
     TTSCase("dialect_in_english", "custom_voice", _SHORT, language="english", voice="eric"),
     TTSCase("camel_case", "custom_voice", _CAMEL, language="english", voice="aiden"),
-    TTSCase("marks", "custom_voice", _MARKS, language="german", voice="sohee"),
-    TTSCase("long", "custom_voice", _LONG, language="french", voice="uncle_fu", max_frames=120),
+    TTSCase("marks", "custom_voice", _MARKS, language="german", voice="ono_anna"),
+    TTSCase("long", "custom_voice", _LONG, language="french", voice="uncle_fu", max_frames=90),
     TTSCase("instructed", "custom_voice", _SHORT, voice="ryan", instructions=_CALM),
     TTSCase("cut", "custom_voice", _LONG, language="english", voice="ryan", max_frames=7),
     TTSCase("one_frame", "custom_voice", _SHORT, voice="ryan", max_frames=1),
     TTSCase("design", "voice_design", _SHORT, language="english", instructions=_DESIGN),
     TTSCase("undesigned", "voice_design", _CAMEL, language="korean"),
     TTSCase("x_vector", "base", _SHORT, language="english", clone=Clone()),
-    TTSCase("continued_text_longer", "base", _SHORT, clone=Clone(7, _SAID)),
+    TTSCase("continued_text_longer", "base", _SHORT, clone=Clone(8, _SAID)),
     TTSCase("continued_codes_longer", "base", _CAMEL, language="italian", clone=Clone(90, _SAID)),
 )
 _SMALL = (

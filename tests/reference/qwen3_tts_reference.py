@@ -16,6 +16,7 @@ import torch
 import transformers
 from qwen_tts.core.models.configuration_qwen3_tts import Qwen3TTSConfig
 from qwen_tts.core.models.modeling_qwen3_tts import Qwen3TTSForConditionalGeneration
+from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import MimiConfig
 
@@ -31,6 +32,8 @@ class Reference:
         self.model = Qwen3TTSForConditionalGeneration.from_pretrained(
             folder, config=config, dtype=torch.float32, attn_implementation="eager"
         ).eval()
+        check_names(folder / "model.safetensors", self.model)
+        check_names(folder / "speech_tokenizer" / "model.safetensors", self.model.speech_tokenizer.model)
         # qwen_tts itself loads it with `fix_mistral_regex`, which changes it, unless it comes from the Hub.
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._watch()
@@ -55,6 +58,18 @@ class Reference:
 
         talker.generate, talker.code_predictor.generate = watched_talker, watched_predictor
         talker.model.register_forward_pre_hook(watch_rows, with_kwargs=True)
+
+    def answer(self, task: dict[str, Any]) -> dict[str, Answer]:
+        """By the names of the questions, or the numbers of the recordings."""
+        match task:
+            case {"speak": questions}:
+                answers = self.speak(questions)
+                return {q["name"]: answer for q, answer in zip(questions, answers, strict=True)}
+            case {"hear": recordings}:
+                return {str(i): self.hear(samples) for i, samples in enumerate(recordings)}
+            case {"decode": codes}:
+                return {"": {"waveform": self.decode(torch.tensor(codes))}}
+        raise ValueError(f"unknown task {list(task)}")
 
     @torch.inference_mode()
     def speak(self, questions: list[Question]) -> list[Answer]:
@@ -83,6 +98,7 @@ class Reference:
     ) -> Answer:
         """What was seen of one row of the batch."""
         end = self.model.config.talker_config.codec_eos_token_id
+        before = clone_codes(question)
         has_ended = end in self._first_codes[i, :max_frames].tolist()
         # A code behind the last frame is of no consequence.
         gaps = [top2_gap(score[i]) for score in self._scores[: len(codes) + has_ended]]
@@ -96,7 +112,7 @@ class Reference:
             ),
             "codes": codes,
             "has_ended": has_ended,
-            "waveform": self._decoded(clone_codes(question), codes),
+            "waveform": self.decode(torch.cat([before, codes]))[len(before) * SAMPLES_PER_FRAME :],
             "min_top2_gap": min(gaps),
         }
 
@@ -117,13 +133,18 @@ class Reference:
             "ref_ids": [self._reference(clone["text"]) for clone in clones],
         }
 
-    def _decoded(self, spoken_before: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    @torch.inference_mode()
+    def hear(self, samples: list[float]) -> Answer:
+        """The voice in audio of 24 kHz."""
+        audio = np.array(samples, dtype=np.float32)
+        codes = self.model.speech_tokenizer.encode(audio, sr=24_000).audio_codes[0]
+        return {"vector": self.model.extract_speaker_embedding(audio, 24_000), "codes": codes}
+
+    @torch.inference_mode()
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """In one pass. By itself, the reference decodes 300 frames at a time."""
-        if not len(codes):
-            return torch.empty(0)
         decoder = self.model.speech_tokenizer.model.decoder
-        wave = decoder(torch.cat([spoken_before, codes]).T[None])
-        return wave[0, 0, len(spoken_before) * SAMPLES_PER_FRAME :]
+        return decoder(codes.T[None])[0, 0]
 
     def _assistant(self, text: str) -> torch.Tensor:
         return self._ids(f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n")
@@ -136,6 +157,13 @@ class Reference:
 
     def _ids(self, text: str) -> torch.Tensor:
         return torch.tensor([self.tokenizer.encode(text, add_special_tokens=False).ids])
+
+
+def check_names(file: Path, model: torch.nn.Module) -> None:
+    """transformers would draw what is missing."""
+    with safe_open(file, "pt") as tensors:
+        if differing := set(tensors.keys()) ^ set(model.state_dict()):
+            raise ValueError(f"{file}: {sorted(differing)} are in the file or in the model only")
 
 
 def clone_codes(question: Question) -> torch.Tensor:
@@ -155,13 +183,12 @@ def main() -> None:
     questions_file, answers_file = sys.argv[1:]
     references: dict[str, Reference] = {}
     arrays: dict[str, np.ndarray] = {}
-    for batch in json.loads(Path(questions_file).read_text()):
-        folder = batch["checkpoint"]
+    for task in json.loads(Path(questions_file).read_text()):
+        folder = task["checkpoint"]
         if folder not in references:
             references[folder] = Reference(Path(folder))
-        answers = references[folder].speak(batch["questions"])
-        for question, answer in zip(batch["questions"], answers, strict=True):
-            arrays |= {f"{question['name']}.{key}": np.asarray(value) for key, value in answer.items()}
+        answers = references[folder].answer(task)
+        arrays |= {f"{name}.{key}": np.asarray(v) for name, a in answers.items() for key, v in a.items()}
     np.savez(answers_file, **arrays)
 
 

@@ -41,6 +41,7 @@ def fill(model: Qwen3OmniMoeForConditionalGeneration, ids: TokenIds, seed: int) 
         text_pad=ids.tts_pad,
         bos=CODEC_BOS,
         end=CODEC_END,
+        end_chance=0.03,
         banned=(CODEC_PAD, CODEC_BOS, CODEC_NOTHINK, CODEC_THINK_BOS, CODEC_THINK_END, *SPEAKERS.values()),
         seed=seed,
     )

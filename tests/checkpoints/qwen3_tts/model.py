@@ -27,9 +27,7 @@ class Qwen3TTS(nn.Module):
         codec = json.loads((folder / "speech_tokenizer" / "config.json").read_text())
         self.talker = Talker(config["talker_config"])
         self.speaker_encoder = (
-            _speaker_encoder(config["speaker_encoder_config"])
-            if config["tts_model_type"] == "base"
-            else nn.Module()
+            _speaker_encoder(config["speaker_encoder_config"]) if config["tts_model_type"] == "base" else None
         )
         self.code2wav = Decoder(codec["decoder_config"])
         self.audio_encoder = _audio_encoder(codec["encoder_config"])
@@ -193,17 +191,18 @@ def _add_convolution(root: nn.Module, name: str, inputs: int, outputs: int, kern
 
 def main_tensors(model: Qwen3TTS) -> dict[str, torch.Tensor]:
     """Those of model.safetensors, by their published names."""
-    return _named(model, ("talker", "talker"), ("speaker_encoder", "speaker_encoder"))
+    return _named(talker=model.talker, speaker_encoder=model.speaker_encoder)
 
 
 def codec_tensors(model: Qwen3TTS) -> dict[str, torch.Tensor]:
     """Those of speech_tokenizer/model.safetensors."""
-    return _named(model, ("code2wav", "decoder"), ("audio_encoder", "encoder"))
+    return _named(decoder=model.code2wav, encoder=model.audio_encoder)
 
 
-def _named(model: Qwen3TTS, *parts: tuple[str, str]) -> dict[str, torch.Tensor]:
+def _named(**parts: nn.Module | None) -> dict[str, torch.Tensor]:
     return {
-        f"{published}.{name}": tensor.contiguous()
-        for part, published in parts
-        for name, tensor in model.get_submodule(part).state_dict().items()
+        f"{part}.{name}": tensor.contiguous()
+        for part, module in parts.items()
+        if module is not None
+        for name, tensor in module.state_dict().items()
     }

@@ -23,6 +23,9 @@ from tests.checkpoints.random_values import fill_parameters, normal
 
 _SPECIAL = (CODEC_PAD, CODEC_BOS, CODEC_THINK, CODEC_NOTHINK, CODEC_THINK_BOS, CODEC_THINK_END)
 
+_VOICE_GAIN = 2.0
+"""Scale of the speaker encoder's last layer: the voice in a recording is as strong as an embedding."""
+
 
 @torch.no_grad()
 def fill(model: Qwen3TTS, ids: TokenIds, seed: int) -> None:
@@ -32,6 +35,11 @@ def fill(model: Qwen3TTS, ids: TokenIds, seed: int) -> None:
         if name.endswith(".codebook"):
             module.embed_sum.copy_(normal(f"{name}.embed_sum", module.embed_sum.shape, seed))
             module.cluster_usage.copy_(1.2 + 0.2 * normal(f"{name}.usage", module.cluster_usage.shape, seed))
+    if model.speaker_encoder is not None:
+        for module in model.speaker_encoder.modules():
+            if isinstance(module, nn.Conv1d):  # or what all voices share would outweigh a voice
+                module.weight -= module.weight.mean((1, 2), keepdim=True)
+        model.speaker_encoder.fc.weight *= _VOICE_GAIN
     talker = model.talker
     shape_codec_head(
         talker.codec_head,
@@ -43,6 +51,7 @@ def fill(model: Qwen3TTS, ids: TokenIds, seed: int) -> None:
         text_pad=ids.tts_pad,
         bos=CODEC_BOS,
         end=CODEC_END,
+        end_chance=0.05,
         banned=(*_SPECIAL, *LANGUAGES.values(), *SPEAKERS.values()),
         seed=seed,
     )
