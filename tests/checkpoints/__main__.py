@@ -1,6 +1,6 @@
-"""Write a Qwen2.5-Omni, Qwen3-Omni or Qwen3-TTS checkpoint, or a Diffusers pipeline, with random weights, which
-answers any request with nonsense; or one without weights, optionally of the genuine sizes, for `omni-server serve
---load-format dummy`."""
+"""Write a Qwen2.5-Omni, Qwen3-Omni or Qwen3-TTS checkpoint, or a Diffusers pipeline, with random weights,
+which answers any request with nonsense; or one without weights, optionally of the genuine sizes, for
+`omni-server serve --load-format dummy`."""
 
 import argparse
 import os
@@ -21,8 +21,9 @@ def main() -> None:
     parser.add_argument(
         "--size",
         default="tiny",
-        help="tiny, wide (of qwen3_tts: tiny-0.6b), or a genuine size: 7b and 3b are Qwen2.5-Omni-7B and -3B, 30b "
-        "is Qwen3-Omni-30B-A3B-Instruct, 1.7b and 0.6b are Qwen3-TTS, qwen-image is Qwen-Image (default: tiny)",
+        help="tiny, wide (of qwen3_tts: tiny-0.6b), or a genuine size: 7b and 3b are Qwen2.5-Omni-7B and "
+        "-3B, 30b is Qwen3-Omni-30B-A3B-Instruct, 1.7b and 0.6b are Qwen3-TTS, qwen-image is Qwen-Image "
+        "(default: tiny)",
     )
     parser.add_argument(
         "--weights",

@@ -37,9 +37,8 @@ class Spoken:
     text_ids: Integers
     """Of the whole assistant turn that is in the prompt, and of the turn that it opens."""
     prompt_rows: Floats  # [P, W]
-    frame_rows: (
-        Floats  # [N, W], what the talker gets after each frame: the sum of its codes and of a text token
-    )
+    frame_rows: Floats
+    """[N, W], what the talker gets after each frame: the sum of its codes and of a text token."""
     codes: Integers  # [N, 16], the end code excluded
     has_ended: bool
     """Whether the end code follows the frames. Otherwise there are `max_frames`."""
@@ -71,7 +70,7 @@ class Qwen3TTSReference:
         self._answers = SharedAnswers(checkpoints, answer_folder)
 
     def answers_of(self, cases: Iterable[TTSCase]) -> dict[str, Spoken]:
-        """By the cases' names. Computed in batches, so that one call with many cases is much faster than many calls."""
+        """By the cases' names. Computed in batches: one call with many cases is much faster than many calls."""
         batches: dict[tuple[str, bool, int], list[TTSCase]] = defaultdict(list)
         for case in cases:
             batches[case.checkpoint, case.streams_text, case.max_frames].append(case)

@@ -10,8 +10,7 @@ from tests.checkpoints.qwen3_tts.tokens import CAMEL_CASE
 
 @dataclass(frozen=True)
 class Clone:
-    """A voice of a base checkpoint. Its numbers are random: what is compared does not depend on where they are
-    from."""
+    """A voice of a base checkpoint. Its numbers are random: comparisons do not depend on where they are from."""
 
     num_frames: int = 0
     """Of reference audio; 0: the voice is its vector only."""
@@ -52,12 +51,11 @@ class TTSCase:
 _WORD = "Hello"
 _SHORT = "The river is long, and the sea is near."
 _CAMEL = f"Please give the {CAMEL_CASE} to McDonald and not to eBay's boy."
-_MARKS = (
-    "हिन्दी में कैफ़े, a cafe\u0301 and a\u0323 q\u0302 👋🏽."  # combining marks, with and without a composed sign
-)
+# combining marks, with and without a composed sign
+_MARKS = "हिन्दी में कैफ़े, a cafe\u0301 and a\u0323 q\u0302 👋🏽."
 _LONG = (
-    "Tell me about the house by the river, the old garden and the gentle horse. In the morning the sun is on the "
-    "water, and the birds sing in the trees; in the evening it's 12 or 13 degrees.\n\n"
+    "Tell me about the house by the river, the old garden and the gentle horse. In the morning the sun is on "
+    "the water, and the birds sing in the trees; in the evening it's 12 or 13 degrees.\n\n"
     "Then we sit at the fire, and grandmother reads a story of the wolf that wanted to be a lion!"
 )
 _CALM = "speak with a calm and gentle voice, not too fast"

@@ -2,8 +2,8 @@
 
 Usage: qwen3_tts_reference.py QUESTIONS.json ANSWERS.npz
 
-`tests.reference.qwen3_tts` runs it with the environment of `scripts/setup-consumers`, writes the questions and reads
-the answers. It is a program because the package changes functions of transformers for the whole process.
+`tests.reference.qwen3_tts` runs it in the environment of `scripts/setup-consumers`, writes the questions and
+reads the answers. It is a program because the package changes functions of transformers for the whole process.
 """
 
 import json
@@ -106,10 +106,7 @@ class Reference:
         return {
             "text_ids": text[0],
             "prompt_rows": self._rows[0][i, -self._prompt_lengths[i] :],
-            "frame_rows": torch.cat(
-                [rows[i, :0] for rows in self._rows[:1]]
-                + [rows[i] for rows in self._rows[1 : len(codes) + 1]]
-            ),
+            "frame_rows": torch.stack([rows[i, 0] for rows in self._rows[1 : len(codes) + 1]]),
             "codes": codes,
             "has_ended": has_ended,
             "waveform": self.decode(torch.cat([before, codes]))[len(before) * SAMPLES_PER_FRAME :],
