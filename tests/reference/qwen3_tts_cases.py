@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tests.checkpoints.qwen3_tts.config import CODEBOOKS, CODES, Kind
+from tests.checkpoints.codec_weights import CODEBOOKS, CODES
+from tests.checkpoints.qwen3_tts.config import Kind
 from tests.checkpoints.qwen3_tts.tokens import CAMEL_CASE
 
 
