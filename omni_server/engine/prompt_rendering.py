@@ -136,10 +136,6 @@ class PromptRenderer:
         vLLM's limits apply to each piece alone. The pieces are therefore tokenised one after another, so that
         other prompts can run in between, and no further than `limit`. Raises `InvalidRequestError`.
         """
-<<<<<<< HEAD
-        renderer = self._engine.renderer
-        is_short = len(pieces) <= _INLINE_PIECES and sum(map(len, pieces)) <= INLINE_CHARS
-=======
         if prompt.token_ids:
             vocab_size: int = self._engine.model_config.get_vocab_size()
             if max(prompt.token_ids) >= vocab_size:
@@ -147,9 +143,8 @@ class PromptRenderer:
                 raise InvalidRequestError(message, param="messages")
             return list(prompt.token_ids)
         renderer, pieces = self._engine.renderer, prompt.pieces or (prompt.text,)
-        is_short = len(pieces) <= _INLINE_PIECES and sum(map(len, pieces)) <= _INLINE_CHARS
+        is_short = len(pieces) <= _INLINE_PIECES and sum(map(len, pieces)) <= INLINE_CHARS
         params = replace(renderer.default_cmpl_tok_params, max_total_tokens=limit)
->>>>>>> main
         inner = replace(params, add_special_tokens=False)
         if not prompt.add_special_tokens:
             params = inner
