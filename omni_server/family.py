@@ -21,12 +21,8 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError
 from omni_server.protocol.rows import SourceSpan as SourceSpan
-<<<<<<< HEAD
-from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, SpeechOutput, Task, VideoPart
-=======
-from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, Task
+from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, SpeechOutput, Task
 from omni_server.types import Prompt as Prompt
->>>>>>> main
 from omni_server.types.images import ImageFeatures, ImageOutput, ImageSize
 
 logger = logging.getLogger(__name__)
