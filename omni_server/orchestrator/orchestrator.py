@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 
 from omni_server.config.pipeline import Embeddings, TokenFrames
 from omni_server.config.stage_config import StageConfig
@@ -15,7 +14,7 @@ from omni_server.config.stages import ArStage
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import EngineHandle, Stage
-from omni_server.engine.prompt_rendering import INLINE_CHARS, RenderedPrompt, context_length_exceeded
+from omni_server.engine.prompt_rendering import RenderedPrompt, context_length_exceeded
 from omni_server.engine.sampling import StageSampling, add_rows, merged, sampling_params
 from omni_server.errors import (
     CorruptDataError,
@@ -24,7 +23,7 @@ from omni_server.errors import (
     OverloadedError,
     StageDownError,
 )
-from omni_server.family import FamilyModel, Prompt, SpeechPrompt, SpeechText
+from omni_server.family import FamilyModel, Prompt
 from omni_server.generation import Deliver
 from omni_server.orchestrator.fair_share import FairShareQueue
 from omni_server.orchestrator.image_requests import ImageRequests, ImageTask
@@ -33,6 +32,7 @@ from omni_server.orchestrator.row_feeder import RowFeeder, SpeechTextFeeder, Tex
 from omni_server.orchestrator.speech_decoding import SpeechDecoding, speech_decoding
 from omni_server.orchestrator.speech_tasks import ArTask, AudioTask, TextOutput
 from omni_server.orchestrator.spoken_text import SpokenText
+from omni_server.orchestrator.text_source import TextSource, in_one_piece
 from omni_server.orchestrator.tool_grammar import turn_grammar
 from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.images import num_image_tokens
@@ -142,7 +142,7 @@ class Orchestrator:
             if request.image is not None:
                 tokens = await self._add_image(run, request, request.image)
             elif self._config.reads_text:
-                tokens = await self._add_reader(run, request, voice)
+                tokens = await self._add_reader(run, request, voice, deadline_s, began)
             else:
                 tokens = await self._add_ar(run, request, outputs, voice, deadline_s, began)
             self._check_open(request, outputs)  # again: rendering takes time
@@ -272,20 +272,24 @@ class Orchestrator:
         run.add(ArTask(run, entry, prompt, params, output, speaker=speaker, handle=handle))
         return self._count(prompt)
 
-    async def _add_reader(self, run: RequestRun, request: OmniRequest, voice: str | None) -> PromptTokens:
+    async def _add_reader(
+        self, run: RequestRun, request: OmniRequest, voice: str | None, deadline_s: float, began: float
+    ) -> PromptTokens:
         """Adds an entry that reads the text of the request."""
         speech = request.speech
-        if speech is None or speech.text is None or voice is None:
+        if speech is None or voice is None:
             raise InvalidRequestError("this model only reads text aloud", param="messages")
-        text = self._family.speech_text(speech, voice)
-        read = partial(_prompt_of, text, speech.text)
-        prompt = read() if len(speech.text) <= INLINE_CHARS else await asyncio.to_thread(read)
-        if prompt is None:
-            raise InvalidRequestError("there is no text to read", param="messages")
-        feeder = SpeechTextFeeder(self._ar[self._entry].any_engine.outbox.drop, prompt)
-        feeder.finish(feeder.num_generated_rows)
-        self._add_speaker(run, request, self._entry, voice, prompt.token_ids, len(prompt.token_ids), feeder)
-        num_tokens = len(prompt.token_ids) + len(prompt.text_ids)
+        pieces = speech.pieces or in_one_piece(speech.text or "")
+        source = TextSource(self._family.speech_text(speech, voice), pieces)
+        handle = run.choose(self._ar[self._entry])
+        async with _reading(handle, began, deadline_s):
+            prompt = await source.prompt()
+        feeder = SpeechTextFeeder(handle.outbox.drop, prompt, source.stop)
+        source.begin(feeder)
+        ids = prompt.token_ids
+        self._add_speaker(run, request, self._entry, voice, ids, len(ids), feeder, handle)
+        run.add(source)
+        num_tokens = len(ids) + feeder.num_generated_rows
         return PromptTokens(num_tokens, num_tokens, 0, 0, 0)
 
     def _prompt(self, handle: ArHandle, request: OmniRequest, outputs: frozenset[Output]) -> Prompt:
@@ -306,8 +310,10 @@ class Orchestrator:
         prompt: tuple[int, ...],
         num_replaced: int,
         feeder: RowFeeder,
+        handle: ArHandle | None = None,
     ) -> ArTask:
-        """Adds a stage that `feeder` feeds. `prompt` and `num_replaced` as in `EmbeddingsPrompt`."""
+        """Adds a stage that `feeder` feeds. `prompt` and `num_replaced` as in `EmbeddingsPrompt`; `handle` as in
+        `ArTask`."""
         stage, config = self._ar[name], self._config.stages[name]
         max_model_len = stage.any_engine.max_model_len
         assert isinstance(config, ArStage)
@@ -329,7 +335,7 @@ class Orchestrator:
         )
         audio = self._add_audio(run, request, name, voice)
         assert audio is not None
-        return run.add(ArTask(run, stage, prompt, params, audio, source=feeder))
+        return run.add(ArTask(run, stage, prompt, params, audio, source=feeder, handle=handle))
 
     def _add_audio(
         self, run: RequestRun, request: OmniRequest, stage: str, voice: str | None
@@ -401,12 +407,6 @@ async def _reading(handle: ArHandle, began: float, deadline_s: float) -> AsyncIt
             yield
     except TimeoutError:
         raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
-
-
-def _prompt_of(text: SpeechText, whole: str) -> SpeechPrompt | None:
-    text.push(whole)
-    text.finish()
-    return text.prompt()
 
 
 def _num_chars(message: ChatMessage) -> int:

@@ -147,9 +147,12 @@ class TextRowFeeder(RowFeeder):
 class SpeechTextFeeder(RowFeeder):
     """Feeds an entry that reads text: its prompt, then the ids of the rows of generated positions."""
 
-    def __init__(self, drop: Callable[[RowsFeed], None], prompt: SpeechPrompt) -> None:
-        """For `drop`, see `RowFeeder`."""
+    def __init__(
+        self, drop: Callable[[RowsFeed], None], prompt: SpeechPrompt, on_close: Callable[[], None]
+    ) -> None:
+        """For `drop`, see `RowFeeder`. `on_close`: no more text is needed."""
         super().__init__(drop, num_first_rows=len(prompt.token_ids), is_limited=False)
+        self._on_close = on_close
         composed = (ComposedSegment(0, len(prompt.token_ids), prompt.rows),)
         self._feed(RowsFeed(composed=composed, tail_ids=prompt.tail_ids))
         self.speak(prompt.text_ids)
@@ -160,3 +163,7 @@ class SpeechTextFeeder(RowFeeder):
             first = self._num_first_rows + self.num_generated_rows
             self.num_generated_rows += len(token_ids)
             self._feed(RowsFeed(text=(TextSegment(first, tuple(token_ids)),)))
+
+    def close(self) -> None:
+        super().close()
+        self._on_close()
