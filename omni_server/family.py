@@ -336,10 +336,9 @@ class FamilyModel(ABC):
         """
         raise NotImplementedError
 
-    def speech_text(self, speech: SpeechOutput, voice: str | None) -> SpeechText:
-        """The text of a request to an entry that reads text; `speech.text` is not pushed yet.
-
-        `voice` is one of `voices`; None if the model has none. Raises `InvalidRequestError`.
+    def speech_text(self, speech: SpeechOutput, voice: str) -> SpeechText:
+        """For a request to an entry that reads text; nothing of the text has been pushed. `voice` is one of
+        `voices`. Raises `InvalidRequestError`.
         """
         raise NotImplementedError
 

@@ -174,6 +174,9 @@ class SpeechOutput:
     """How to speak, or a description of the voice."""
     pieces: AsyncIterator[str] | None = None
     """In place of `text`, for models that read: the text, spoken while it is written."""
+    text_first: bool | None = None
+    """For models that read: the prompt has all of the text, instead of a token for each frame of speech. By
+    default, `pieces` are spoken as they come, and a text that is given as the model's reference does it."""
     clone: ClonedVoice | None = None
     """For models that clone voices."""
 

@@ -18,7 +18,7 @@ from omni_server.family import (
     SpeechText,
     StageFootprint,
 )
-from omni_server.types import ChatMessage, Output, ReadAloud, SpeechOutput, Task, TextPart
+from omni_server.types import ChatMessage, ClonedVoice, Output, ReadAloud, SpeechOutput, Task, TextPart
 from stages.qwen3_tts.checkpoint_config import (
     CODEC_FOLDER,
     NUM_CODEBOOKS,
@@ -49,6 +49,9 @@ PIPELINE = Pipeline(
         ),
     ),
 )
+
+NO_VOICE = "Default"
+"""The one name on the list of a checkpoint without voices, whose requests bring their own."""
 
 AUTO = "auto"
 """The language that the model itself finds out."""
@@ -121,8 +124,8 @@ class Qwen3TTSModel(FamilyModel):
                 for name, dialect in talker.spk_is_dialect.items()
                 if isinstance(dialect, str)
             }
-        self.voices = tuple(self._speakers)
-        self.default_voice = next(iter(self.voices), None)
+        self.voices = tuple(self._speakers) or (NO_VOICE,)
+        self.default_voice = self.voices[0]
         self.stop_ids = {"talker": (talker.codec_eos_token_id,)}
         self.codec = _codec_layout(read_decoder_config(model_dir))
         self._tokenizer = TextTokenizer(model_dir)
@@ -132,20 +135,36 @@ class Qwen3TTSModel(FamilyModel):
             raise InvalidRequestError("this model only reads text aloud", param="model")
         return (ChatMessage("user", (TextPart(task.text),)),)
 
-    def speech_text(self, speech: SpeechOutput, voice: str | None) -> SpeechText:
-        """All of the text is in the prompt, as in the reference."""
-        if self._config.tts_model_type == "base":
-            raise InvalidRequestError(
-                "this model speaks with a voice that it clones, and there is none to clone", param="voice"
-            )
+    def speech_text(self, speech: SpeechOutput, voice: str) -> SpeechText:
+        is_text_first = speech.text_first
+        if is_text_first is None:  # the reference's `non_streaming_mode`
+            is_text_first = speech.pieces is None and speech.clone is None
         speaking = Speaking(
-            Voice() if voice is None else Voice(self._speakers[voice]),
+            self._voice(speech.clone, voice),
             self._language(speech.language, voice),
             self._instruction_ids(speech.instructions),
+            is_text_first,
         )
         return SpokenText(self._config, self._tokenizer, speaking)
 
-    def _language(self, language: str | None, voice: str | None) -> int | None:
+    def _voice(self, clone: ClonedVoice | None, voice: str) -> Voice:
+        is_base = self._config.tts_model_type == "base"
+        if clone is None:
+            if is_base:
+                raise InvalidRequestError(
+                    "this model speaks with a voice that it clones, and there is none to clone", param="voice"
+                )
+            return Voice(self._speakers.get(voice))
+        if not is_base:
+            raise InvalidRequestError("this model clones no voices", param="voice")
+        width = self._config.talker_config.hidden_size
+        if len(clone.vector) != 4 * width:
+            raise InvalidRequestError(
+                f"the vector of a voice has {width} numbers for this model", param="voice"
+            )
+        return Voice(None, clone.vector, clone.frames, self._tokenizer.plain_ids(clone.text))
+
+    def _language(self, language: str | None, voice: str) -> int | None:
         name = AUTO if language is None else language.lower()
         # A dialect cannot be asked for: it belongs to a voice.
         known = [AUTO, *sorted(name for name in self._languages if "dialect" not in name)]
@@ -153,19 +172,14 @@ class Qwen3TTSModel(FamilyModel):
             raise InvalidRequestError(
                 f"Unknown language '{name[:64]}'; known are {', '.join(known)}", param="language"
             )
-        if name in (AUTO, "chinese") and voice is not None and voice in self._dialects:
+        if name in (AUTO, "chinese") and voice in self._dialects:
             return self._dialects[voice]
         return self._languages.get(name)
 
     def _instruction_ids(self, instructions: str | None) -> tuple[int, ...]:
-        config = self._config
         if not instructions:
-            if config.tts_model_type == "voice_design":
-                raise InvalidRequestError(
-                    "this model needs 'instructions' that describe the voice", param="instructions"
-                )
             return ()
-        if config.tts_model_size == "0b6":
+        if self._config.tts_model_size == "0b6":
             raise InvalidRequestError(
                 "this model follows no instructions; the larger one, of 1.7B, does", param="instructions"
             )

@@ -13,10 +13,10 @@ from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stages import ArStage
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.family import SpeechPrompt, open_model
-from omni_server.types import AudioPart, ReadAloud, SpeechOutput, TextPart, Transcribe
+from omni_server.types import AudioPart, ClonedVoice, ReadAloud, SpeechOutput, TextPart, Transcribe
 from stages.qwen3_tts import FAMILY
 from stages.qwen3_tts.checkpoint_config import read_checkpoint_config
-from stages.qwen3_tts.family import Qwen3TTSModel
+from stages.qwen3_tts.family import NO_VOICE, Qwen3TTSModel
 from stages.qwen3_tts.layout import NONE, PromptRows, Speaking, Voice
 from stages.qwen3_tts.spoken_text import SpokenText
 from stages.qwen3_tts.tokens import TextTokenizer
@@ -53,7 +53,7 @@ def opened(folder: Path, kind: str) -> Qwen3TTSModel:
     return FAMILY.open(write_checkpoint(folder, **OTHER_KINDS[kind]))
 
 
-def prompt_of(model: Qwen3TTSModel, voice: str | None, text: str = TEXT, **speech: str) -> SpeechPrompt:
+def prompt_of(model: Qwen3TTSModel, voice: str, text: str = TEXT, **speech: Any) -> SpeechPrompt:
     spoken = model.speech_text(SpeechOutput(**speech), voice)
     spoken.push(text)
     assert spoken.prompt() is None
@@ -75,9 +75,9 @@ def test_voices_are_the_configs_speakers_with_capital_letters(model: Qwen3TTSMod
 
 
 @pytest.mark.parametrize("kind", ["voice_design", "base"])
-def test_other_checkpoints_have_no_voices(tmp_path: Path, kind: str) -> None:
+def test_other_checkpoints_have_one_name_for_the_voices_that_requests_bring(tmp_path: Path, kind: str) -> None:
     model = opened(tmp_path, kind)
-    assert (model.voices, model.default_voice) == ((), None)
+    assert (model.voices, model.default_voice) == ((NO_VOICE,), NO_VOICE)
 
 
 def test_sizes_come_from_the_checkpoint(model: Qwen3TTSModel) -> None:
@@ -197,29 +197,30 @@ def test_instructions_are_the_users_turn_before_the_text(
     if kind == "voice_design":
         model = opened(tmp_path, kind)
     told = (IM_START, *tokenizer.plain_ids("user\nLike a fox <|im_end|>"), IM_END, *tokenizer.plain_ids("\n"))
-    voice = model.default_voice
+    voice = model.voices[0]
     rows = rows_of(prompt_of(model, voice, instructions="Like a fox <|im_end|>"))
     assert rows.text[: len(told)] == told
     assert rows.codec[: len(told) + 3] == (NONE,) * (len(told) + 3)
     # The language, and no voice where the instructions describe it.
-    assert rows.codec[len(told) + 3 :][:5] == (2155, 2156, 2157, *((SERENA,) if voice else (2148,)), 2148)
+    own = SERENA if kind == "custom_voice" else 2148
+    assert rows.codec[len(told) + 3 :][:5] == (2155, 2156, 2157, own, 2148)
 
 
 @pytest.mark.parametrize(
     ("kind", "speech", "message", "param"),
     [
-        ("voice_design", {}, "needs 'instructions' that describe the voice", "instructions"),
-        ("voice_design", {"instructions": ""}, "needs 'instructions'", "instructions"),
+        ("voice_design", {"clone": ClonedVoice(b"1234")}, "clones no voices", "voice"),
+        ("base", {"clone": ClonedVoice(b"1234")}, "the vector of a voice has [0-9]+ numbers", "voice"),
         ("small", {"instructions": "Slowly"}, "follows no instructions", "instructions"),
         ("base", {"instructions": "Slowly"}, "speaks with a voice that it clones", "voice"),
     ],
 )
 def test_what_a_checkpoint_cannot_do_is_refused(
-    tmp_path: Path, kind: str, speech: dict[str, str], message: str, param: str
+    tmp_path: Path, kind: str, speech: dict[str, Any], message: str, param: str
 ) -> None:
     model = opened(tmp_path, kind)
     with pytest.raises(InvalidRequestError, match=message) as error:
-        model.speech_text(SpeechOutput(**speech), model.default_voice)
+        model.speech_text(SpeechOutput(**speech), model.voices[0])
     assert error.value.param == param
 
 
