@@ -12,9 +12,9 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.family import KvLayout, Quantizable, StageFootprint
 from stages.checkpoint_footprint import dtype_name, quantizable, read_config, widest_layer
-from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.state import values_per_stream
-from stages.qwen3_omni.options import Code2WavStage
+from stages.qwen_codec.code2wav.network import Code2WavNetwork
+from stages.qwen_codec.code2wav.state import values_per_stream
+from stages.qwen_codec.options import Code2WavStage
 
 _LANGUAGE_MODEL = "thinker.model.layers."
 _FP8 = {

@@ -10,12 +10,12 @@ from omni_server.config.stages import DiffusionStage
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from omni_server.transport.result import Failure
-from stages.qwen3_omni.code2wav.graphed_passes import GraphedPasses
-from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.passes import Passes
-from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder, WindowJob
-from stages.qwen3_omni.codec_layout import Code2WavLayout, code2wav_layout
-from stages.qwen3_omni.codec_window import CodecWindow
+from stages.qwen_codec.code2wav.graphed_passes import GraphedPasses
+from stages.qwen_codec.code2wav.network import Code2WavNetwork
+from stages.qwen_codec.code2wav.passes import Passes
+from stages.qwen_codec.code2wav.stream_decoder import StreamDecoder, WindowJob
+from stages.qwen_codec.codec_layout import Code2WavLayout, code2wav_layout
+from stages.qwen_codec.codec_window import CodecWindow
 from stages.runtime.checkpoint_weights import load_weights_exactly
 from stages.runtime.cuda_graphs import CudaGraphRecorder
 from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, RejectedRequestsError

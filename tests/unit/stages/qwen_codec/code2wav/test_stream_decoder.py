@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-from stages.qwen3_omni.code2wav.model import layout_of
-from stages.qwen3_omni.code2wav.passes import MAX_PIECE_FRAMES, Passes
-from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder
+from stages.qwen_codec.code2wav.model import layout_of
+from stages.qwen_codec.code2wav.passes import MAX_PIECE_FRAMES, Passes
+from stages.qwen_codec.code2wav.stream_decoder import StreamDecoder
 from tests.reference.qwen3_code2wav import random_code2wav, small_config
-from tests.unit.stages.qwen3_omni.code2wav.speech import (
+from tests.unit.stages.qwen_codec.code2wav.speech import (
     Stream,
     advance,
     decode,

@@ -3,11 +3,11 @@
 import torch
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-from stages.qwen3_omni.code2wav.model import layout_of
-from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.passes import Passes
-from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder, WindowJob
-from stages.qwen3_omni.codec_window import CodecWindow, encode_frame
+from stages.qwen_codec.code2wav.model import layout_of
+from stages.qwen_codec.code2wav.network import Code2WavNetwork
+from stages.qwen_codec.code2wav.passes import Passes
+from stages.qwen_codec.code2wav.stream_decoder import StreamDecoder, WindowJob
+from stages.qwen_codec.codec_window import CodecWindow, encode_frame
 
 
 class Stream:

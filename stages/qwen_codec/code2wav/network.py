@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 
-from stages.qwen3_omni.code2wav.state import Step, Streamed
-from stages.qwen3_omni.code2wav.transformer import Transformer
-from stages.qwen3_omni.codec_layout import CONV_KERNEL, UNIT_DILATIONS, lead_after
+from stages.qwen_codec.code2wav.state import Step, Streamed
+from stages.qwen_codec.code2wav.transformer import Transformer
+from stages.qwen_codec.codec_layout import CONV_KERNEL, UNIT_DILATIONS, lead_after
 
 
 class Snake(nn.Module):

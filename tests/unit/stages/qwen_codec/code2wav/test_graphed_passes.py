@@ -9,20 +9,20 @@ import torch
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from omni_server.errors import ConfigError
-from stages.qwen3_omni.code2wav.graphed_passes import GraphedPasses
-from stages.qwen3_omni.code2wav.model import layout_of
-from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder
+from stages.qwen_codec.code2wav.graphed_passes import GraphedPasses
+from stages.qwen_codec.code2wav.model import layout_of
+from stages.qwen_codec.code2wav.network import Code2WavNetwork
+from stages.qwen_codec.code2wav.stream_decoder import StreamDecoder
 from stages.runtime.cuda_graphs import Work
 from tests.reference.qwen3_code2wav import random_code2wav, small_config
-from tests.unit.stages.qwen3_omni.code2wav.speech import (
+from tests.unit.stages.qwen_codec.code2wav.speech import (
     Stream,
     advance,
     decode,
     decoder_like,
     network_like,
 )
-from tests.unit.stages.qwen3_omni.code2wav.tape import TapeRecorder
+from tests.unit.stages.qwen_codec.code2wav.tape import TapeRecorder
 
 torch.set_num_threads(1)
 

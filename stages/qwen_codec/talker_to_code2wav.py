@@ -9,8 +9,8 @@ from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.errors import ConfigError
 from omni_server.family import CodecLayout, DecoderWindow, Frame
 from stages.codec_chunking import CodecChunker, Window
-from stages.qwen3_omni.codec_layout import Code2WavLayout
-from stages.qwen3_omni.codec_window import CodecWindow, encode_frame
+from stages.qwen_codec.codec_layout import Code2WavLayout
+from stages.qwen_codec.codec_window import CodecWindow, encode_frame
 
 
 class TalkerToCode2Wav:

@@ -6,9 +6,9 @@ from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.errors import ConfigError
 from omni_server.family import DecoderWindow, Frame
 from omni_server.orchestrator.speech_scheduler import WindowRamp
-from stages.qwen3_omni.codec_layout import code2wav_layout
-from stages.qwen3_omni.codec_window import CodecWindow
-from stages.qwen3_omni.talker_to_code2wav import TalkerToCode2Wav, check_plan
+from stages.qwen_codec.codec_layout import code2wav_layout
+from stages.qwen_codec.codec_window import CodecWindow
+from stages.qwen_codec.talker_to_code2wav import TalkerToCode2Wav, check_plan
 
 LAYOUT = code2wav_layout(
     {

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 
 from omni_server.errors import ConfigError
-from stages.qwen3_omni.code2wav.state import Step, Streamed
+from stages.qwen_codec.code2wav.state import Step, Streamed
 
 
 class RMSNorm(nn.Module):
