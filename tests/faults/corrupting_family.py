@@ -20,7 +20,7 @@ from omni_server.orchestrator.row_feeder import TextRowFeeder
 from omni_server.protocol.rows import RowsFeed, RowsPayload, TextSegment
 from stages.qwen3_omni import FAMILY
 from stages.qwen3_omni.family import Qwen3OmniFamily, Qwen3OmniModel
-from stages.qwen3_omni.talker_to_code2wav import TalkerToCode2Wav
+from stages.qwen_codec.talker_to_code2wav import TalkerToCode2Wav
 from tests.faults.orders import FOLDER_VARIABLE
 from tests.faults.replaced_models import override_with, register_models
 

@@ -4,7 +4,7 @@ code2wav/test_stream_decoder.py."""
 import pytest
 
 from omni_server.errors import ConfigError
-from stages.qwen3_omni.codec_layout import Code2WavLayout, code2wav_layout
+from stages.qwen_codec.codec_layout import Code2WavLayout, code2wav_layout
 
 
 def test_the_published_checkpoints_layout() -> None:

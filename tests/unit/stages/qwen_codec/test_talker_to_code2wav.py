@@ -6,9 +6,9 @@ from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.errors import ConfigError
 from omni_server.family import DecoderWindow, Frame
 from omni_server.orchestrator.speech_scheduler import WindowRamp
-from stages.qwen3_omni.codec_layout import code2wav_layout
-from stages.qwen3_omni.codec_window import CodecWindow
-from stages.qwen3_omni.talker_to_code2wav import TalkerToCode2Wav, check_plan
+from stages.qwen_codec.codec_layout import code2wav_layout
+from stages.qwen_codec.codec_window import CodecWindow
+from stages.qwen_codec.talker_to_code2wav import TalkerToCode2Wav, check_plan
 
 LAYOUT = code2wav_layout(
     {
@@ -104,9 +104,9 @@ def test_a_ramp_says_what_the_edge_does(ramp: tuple[int, ...], other: tuple[int,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"past_blocks": 2}, r"chunks\.past_blocks is 2, but Qwen3-Omni's code2wav uses none: set it to 0"),
+        ({"past_blocks": 2}, r"chunks\.past_blocks is 2, but this decoder uses none: set it to 0"),
         ({"future_blocks": 1}, r"chunks\.future_blocks is 1"),
-        ({"carry": False}, r"chunks\.carry is false, but windows of Qwen3-Omni need the state"),
+        ({"carry": False}, r"chunks\.carry is false, but this decoder needs the state"),
     ],
 )
 def test_a_plan_that_the_decoder_cannot_follow_is_refused(change: dict[str, object], message: str) -> None:

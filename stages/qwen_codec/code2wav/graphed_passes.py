@@ -13,9 +13,9 @@ from functools import partial
 import torch
 
 from omni_server.errors import ConfigError
-from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.passes import PLACE_COLUMNS, Passes
-from stages.qwen3_omni.code2wav.state import Step
+from stages.qwen_codec.code2wav.network import Code2WavNetwork
+from stages.qwen_codec.code2wav.passes import PLACE_COLUMNS, Passes
+from stages.qwen_codec.code2wav.state import Step
 from stages.runtime.cuda_graphs import Record, Work, batch_sizes
 
 LONGEST_GRAPH_FRAMES = 8

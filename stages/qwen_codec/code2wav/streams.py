@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stages.qwen3_omni.codec_window import CodecWindow
+from stages.qwen_codec.codec_window import CodecWindow
 
 
 @dataclass(frozen=True)

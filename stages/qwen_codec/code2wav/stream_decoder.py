@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from stages.qwen3_omni.code2wav.passes import Passes
-from stages.qwen3_omni.code2wav.streams import Place, StreamTable
-from stages.qwen3_omni.codec_layout import Code2WavLayout
-from stages.qwen3_omni.codec_window import CodecWindow
+from stages.qwen_codec.code2wav.passes import Passes
+from stages.qwen_codec.code2wav.streams import Place, StreamTable
+from stages.qwen_codec.codec_layout import Code2WavLayout
+from stages.qwen_codec.codec_window import CodecWindow
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stages.qwen3_omni.codec_window import CodecWindow, encode_frame
+from stages.qwen_codec.codec_window import CodecWindow, encode_frame
 
 WINDOW = CodecWindow("a", 2, False, encode_frame((0, 2047)) + encode_frame((1, 300)))
 

@@ -1,7 +1,7 @@
 """Slots: who has one, who finds its state, and who loses it."""
 
-from stages.qwen3_omni.code2wav.streams import Place, StreamTable
-from stages.qwen3_omni.codec_window import CodecWindow
+from stages.qwen_codec.code2wav.streams import Place, StreamTable
+from stages.qwen_codec.codec_window import CodecWindow
 
 
 def window(stream: str, first: int, *, last: bool = False) -> CodecWindow:

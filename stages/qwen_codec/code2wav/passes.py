@@ -2,8 +2,8 @@
 
 import torch
 
-from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.state import Step, StreamState
+from stages.qwen_codec.code2wav.network import Code2WavNetwork
+from stages.qwen_codec.code2wav.state import Step, StreamState
 
 MAX_PIECE_FRAMES = 64
 """Frames of one stream that an eager pass computes. More, such as the past of a stream that lost its state,

@@ -9,8 +9,8 @@ from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.errors import ConfigError
 from omni_server.family import CodecLayout, DecoderWindow, Frame
 from stages.codec_chunking import CodecChunker, Window
-from stages.qwen3_omni.codec_layout import Code2WavLayout
-from stages.qwen3_omni.codec_window import CodecWindow, encode_frame
+from stages.qwen_codec.codec_layout import Code2WavLayout
+from stages.qwen_codec.codec_window import CodecWindow, encode_frame
 
 
 class TalkerToCode2Wav:
@@ -56,7 +56,7 @@ def check_plan(plan: ChunkPlan) -> None:
     if plan.mode == "whole":
         return
     if not plan.carry:
-        raise ConfigError("chunks.carry is false, but windows of Qwen3-Omni need the state: set it to true")
+        raise ConfigError("chunks.carry is false, but this decoder needs the state: set it to true")
     for name, blocks in (("past_blocks", plan.past_blocks), ("future_blocks", plan.future_blocks)):
         if blocks:
-            raise ConfigError(f"chunks.{name} is {blocks}, but Qwen3-Omni's code2wav uses none: set it to 0")
+            raise ConfigError(f"chunks.{name} is {blocks}, but this decoder uses none: set it to 0")

@@ -14,15 +14,15 @@ from omni_server.audio.waveform_check import waveform_fault
 from omni_server.errors import ConfigError
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
-from stages.qwen3_omni.code2wav.model import Qwen3OmniCode2Wav
-from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.state import Step
-from stages.qwen3_omni.options import Code2WavStage
+from stages.qwen3_omni.code2wav import Qwen3OmniCode2Wav
+from stages.qwen_codec.code2wav.network import Code2WavNetwork
+from stages.qwen_codec.code2wav.state import Step
+from stages.qwen_codec.options import Code2WavStage
 from stages.runtime.diffusion_model import DiffusionBatch, RejectedRequestsError
 from tests.reference.qwen3_code2wav import random_code2wav, small_config
 from tests.unit.stages.diffusion import new_request, outcomes, runner_for, step
-from tests.unit.stages.qwen3_omni.code2wav.speech import Stream
-from tests.unit.stages.qwen3_omni.code2wav.tape import TapeRecorder
+from tests.unit.stages.qwen_codec.code2wav.speech import Stream
+from tests.unit.stages.qwen_codec.code2wav.tape import TapeRecorder
 
 torch.set_num_threads(1)
 
@@ -155,7 +155,7 @@ def test_graphs_are_recorded_before_the_first_request(
 ) -> None:
     """With the fast path, and without it never."""
     recorder = TapeRecorder()
-    monkeypatch.setattr("stages.qwen3_omni.code2wav.model.CudaGraphRecorder", lambda: recorder)
+    monkeypatch.setattr("stages.qwen_codec.code2wav.model.CudaGraphRecorder", lambda: recorder)
     plain, fast = (model_with(reference.config, is_fast=is_fast) for is_fast in (False, True))
     plain.load_weights(weights.items())
     plain.prepare()
