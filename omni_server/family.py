@@ -200,8 +200,11 @@ class CodecEdge(Protocol):
 class CodecEdgeFactory(Protocol):
     """The edge function itself."""
 
-    def __call__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> CodecEdge:
-        """Raises `ConfigError` if the plan does not fit the model."""
+    def __call__(
+        self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int, past: Sequence[Frame] = ()
+    ) -> CodecEdge:
+        """`past`: frames that the stream continues, whose audio is not wanted. Raises `ConfigError` if the plan
+        does not fit the model."""
         ...
 
 

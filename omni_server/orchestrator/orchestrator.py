@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import numpy as np
+
 from omni_server.config.pipeline import Embeddings, TokenFrames
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
@@ -23,7 +25,7 @@ from omni_server.errors import (
     OverloadedError,
     StageDownError,
 )
-from omni_server.family import FamilyModel, Prompt
+from omni_server.family import FamilyModel, Frame, Prompt
 from omni_server.generation import Deliver
 from omni_server.orchestrator.fair_share import FairShareQueue
 from omni_server.orchestrator.image_requests import ImageRequests, ImageTask
@@ -39,6 +41,7 @@ from omni_server.protocol.images import num_image_tokens
 from omni_server.protocol.rows import RowsInput, RowsOutput
 from omni_server.types import (
     ChatMessage,
+    ClonedVoice,
     OmniRequest,
     Output,
     PromptTokens,
@@ -345,11 +348,18 @@ class Orchestrator:
         if decoding is None or request.speech is None or voice is None:
             return None
         seed = random.getrandbits(63) if request.speech.seed is None else request.speech.seed
+        clone = request.speech.clone
         audio = AudioTask(
             run,
             stage,
             decoding=decoding,
-            edge=decoding.factory(decoding.chunks, decoding.layout, voice=voice, noise_seed=seed % 2**64),
+            edge=decoding.factory(
+                decoding.chunks,
+                decoding.layout,
+                voice=voice,
+                noise_seed=seed % 2**64,
+                past=() if clone is None else _frames_of(clone, decoding.frames.num_codebooks),
+            ),
             stop_ids=self._family.stop_ids[self._config.stages[stage].model_stage],
         )
         return run.add(audio)
@@ -407,6 +417,11 @@ async def _reading(handle: ArHandle, began: float, deadline_s: float) -> AsyncIt
             yield
     except TimeoutError:
         raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
+
+
+def _frames_of(clone: ClonedVoice, num_codebooks: int) -> list[Frame]:
+    frames = np.frombuffer(clone.frames, np.int16).reshape(-1, num_codebooks)
+    return [tuple(frame) for frame in frames.tolist()]
 
 
 def _num_chars(message: ChatMessage) -> int:

@@ -13,9 +13,6 @@ CODEC_FOLDER = "speech_tokenizer"
 
 NUM_CODEBOOKS = 16
 
-PRE_CONV_KERNEL = 3
-"""Width of the decoder's first convolution, in frames."""
-
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 

@@ -1,6 +1,5 @@
 """Qwen3-TTS in the server process: texts, voices, ids, but no weights and no engine."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -22,15 +21,13 @@ from omni_server.types import ChatMessage, ClonedVoice, Output, ReadAloud, Speec
 from stages.qwen3_tts.checkpoint_config import (
     CODEC_FOLDER,
     NUM_CODEBOOKS,
-    PRE_CONV_KERNEL,
-    DecoderConfig,
     read_checkpoint_config,
     read_decoder_config,
 )
+from stages.qwen3_tts.codec_layout import decoder_layout
 from stages.qwen3_tts.layout import Speaking, Voice
 from stages.qwen3_tts.spoken_text import SpokenText
 from stages.qwen3_tts.tokens import TextTokenizer
-from stages.qwen_codec.codec_layout import Code2WavLayout, code2wav_layout
 from stages.qwen_codec.options import Code2WavStage
 
 PIPELINE = Pipeline(
@@ -127,7 +124,7 @@ class Qwen3TTSModel(FamilyModel):
         self.voices = tuple(self._speakers) or (NO_VOICE,)
         self.default_voice = self.voices[0]
         self.stop_ids = {"talker": (talker.codec_eos_token_id,)}
-        self.codec = _codec_layout(read_decoder_config(model_dir))
+        self.codec = decoder_layout(msgspec.structs.asdict(read_decoder_config(model_dir)))
         self._tokenizer = TextTokenizer(model_dir)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
@@ -188,10 +185,3 @@ class Qwen3TTSModel(FamilyModel):
 
     def dtype_name(self) -> str:
         return self._config.dtype_name
-
-
-def _codec_layout(decoder: DecoderConfig) -> Code2WavLayout:
-    layout = code2wav_layout(msgspec.structs.asdict(decoder))
-    context_frames = layout.context_frames + PRE_CONV_KERNEL - 1
-    # Transposed convolutions drop the end of their output instead of the beginning.
-    return replace(layout, lead_samples=0, context_frames=context_frames)

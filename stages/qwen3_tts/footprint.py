@@ -11,7 +11,6 @@ from omni_server.config.stages import Stage
 from omni_server.family import KvLayout, StageFootprint
 from stages.checkpoint_footprint import widest_layer
 from stages.qwen3_tts.checkpoint_config import (
-    PRE_CONV_KERNEL,
     CheckpointConfig,
     DecoderConfig,
     TalkerConfig,
@@ -19,6 +18,7 @@ from stages.qwen3_tts.checkpoint_config import (
     read_checkpoint_config,
     read_decoder_config,
 )
+from stages.qwen3_tts.codec_layout import PRE_CONV_KERNEL
 from stages.qwen_codec.codec_layout import CONV_KERNEL, UNIT_DILATIONS
 from stages.qwen_codec.options import Code2WavStage
 

@@ -17,14 +17,17 @@ class TalkerToCode2Wav:
     """Implements `omni_server.family.CodecEdge` for one stream. The voice is in the codes already, and the
     decoder draws no noise."""
 
-    def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
+    def __init__(
+        self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int, past: Sequence[Frame] = ()
+    ) -> None:
         assert isinstance(layout, Code2WavLayout)
         check_plan(plan)
         self._layout = layout
         self._chunker = CodecChunker[Frame](plan, layout.frames_per_block)
         # Not the request's id: a client may reuse it while code2wav still has a window of the first use.
         self._stream = uuid.uuid4().hex
-        self._past: deque[bytes] = deque(maxlen=layout.context_frames)
+        self._num_past = len(past)
+        self._past = deque(map(encode_frame, past), maxlen=layout.context_frames)
 
     def use_ramp(self, new_blocks: Sequence[int]) -> None:
         self._chunker.use_ramp(new_blocks)
@@ -37,7 +40,8 @@ class TalkerToCode2Wav:
 
     def _request(self, window: Window[Frame]) -> DecoderWindow:
         frames, layout = window.frames, self._layout
-        told = CodecWindow(self._stream, window.first_frame, window.is_last, b"".join(self._past))
+        first_frame = self._num_past + window.first_frame
+        told = CodecWindow(self._stream, first_frame, window.is_last, b"".join(self._past))
         self._past.extend(map(encode_frame, frames))
         first_sample = layout.first_sample(window.first_frame)
         return DecoderWindow(

@@ -138,8 +138,10 @@ def spoiled_outputs(
 class SpoiledWindows(TalkerToCode2Wav):
     """The victim's second window."""
 
-    def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
-        super().__init__(plan, layout, voice=voice, noise_seed=noise_seed)
+    def __init__(
+        self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int, past: Sequence[Frame] = ()
+    ) -> None:
+        super().__init__(plan, layout, voice=voice, noise_seed=noise_seed, past=past)
         self._is_victim = voice == VICTIM_VOICE
         self._sent: list[DecoderWindow] = []
         if self._is_victim:

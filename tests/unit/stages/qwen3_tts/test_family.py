@@ -75,7 +75,9 @@ def test_voices_are_the_configs_speakers_with_capital_letters(model: Qwen3TTSMod
 
 
 @pytest.mark.parametrize("kind", ["voice_design", "base"])
-def test_other_checkpoints_have_one_name_for_the_voices_that_requests_bring(tmp_path: Path, kind: str) -> None:
+def test_other_checkpoints_have_one_name_for_the_voices_that_requests_bring(
+    tmp_path: Path, kind: str
+) -> None:
     model = opened(tmp_path, kind)
     assert (model.voices, model.default_voice) == ((NO_VOICE,), NO_VOICE)
 
