@@ -294,6 +294,8 @@ class FamilyModel(ABC):
     """None if prompts cannot contain media."""
     hears_videos: bool = False
     """Whether the model can hear the audio track of a video with its frames (`VideoPart.audio`)."""
+    warm_up_speech: SpeechOutput = SpeechOutput()
+    """Of the first requests, before the server is ready."""
     codec: CodecLayout | None = None
     """None if there is no speech."""
     row_width: int = 0

@@ -123,6 +123,8 @@ class Qwen3TTSModel(FamilyModel):
             }
         self.voices = tuple(self._speakers) or (NO_VOICE,)
         self.default_voice = self.voices[0]
+        clone = ClonedVoice(bytes(4 * talker.hidden_size)) if config.tts_model_type == "base" else None
+        self.warm_up_speech = SpeechOutput(text="Hello", clone=clone)
         self.stop_ids = {"talker": (talker.codec_eos_token_id,)}
         self.codec = decoder_layout(msgspec.structs.asdict(read_decoder_config(model_dir)))
         self._tokenizer = TextTokenizer(model_dir)

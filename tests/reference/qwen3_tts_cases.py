@@ -86,12 +86,11 @@ _SMALL = (
     "word",
     "short",
     "dialect",
-    "instructed",
     "x_vector",
     "continued_text_longer",
     "continued_codes_longer",
 )
-"""Those that are also asked of the other size."""
+"""Those that are also asked of the other size, which follows no instructions."""
 
 
 def _with_streamed_text(case: TTSCase) -> TTSCase:
