@@ -1,6 +1,6 @@
 """Speech of Qwen3-TTS equals the reference's: greedy, float32, on the same weights."""
 
-import json
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.offline import OmniOutput
 from omni_server.types import ClonedVoice, OmniRequest, SamplingConfig, SpeechOutput
 from omni_server.verify.compare import signal_to_noise_db
-from tests.integration.live import LiveOmni
+from tests.integration.live import LiveOmni, changed_config
 from tests.integration.parity import QWEN3_WAVEFORM_SNR_DB
 from tests.reference.qwen3_tts import Qwen3TTSReference, Spoken
 from tests.reference.qwen3_tts_cases import CASES, TTSCase
@@ -56,24 +56,53 @@ class Served:
         assert signal_to_noise_db(want.waveform, answer.audio) > QWEN3_WAVEFORM_SNR_DB, case.name
 
 
+async def in_pieces(text: str, seed: int) -> AsyncIterator[str]:
+    """While it is written: up to seven characters at a time, slower than they are spoken or faster."""
+    random = np.random.default_rng(seed)
+    while text:
+        length, pause_s = int(random.integers(1, 8)), float(random.choice([0, 0.001, 0.02]))
+        yield text[:length]
+        text = text[length:]
+        await asyncio.sleep(pause_s)
+
+
 @pytest.fixture(scope="module", params=CHECKPOINTS)
 def served(
     request: pytest.FixtureRequest, qwen3_tts_checkpoints: Path, qwen3_tts_reference: Qwen3TTSReference
 ) -> Iterator[Served]:
     wanted = qwen3_tts_reference.answers_of(CASES.values())
     folder = qwen3_tts_checkpoints / request.param
-    config = json.loads((folder / "config.json").read_text())["talker_config"]
-    cases = [case for case in CASES.values() if case.checkpoint == request.param]
     live = LiveOmni(folder, CONFIG)
-    yield Served(live, config["hidden_size"], cases, wanted)
+    yield Served.of(live, folder, wanted)
     live.close()
 
 
-def test_frames_and_waveform_equal_the_reference_alone_and_together(served: Served) -> None:
+def test_speech_equals_the_reference_alone_while_it_is_written_and_together(served: Served) -> None:
     for case in served.cases:
         served.check(case, served.live.answer(served.request(case)))
+        if case.streams_text:
+            pieces = in_pieces(case.text, len(served.cases))
+            served.check(case, served.live.answer(served.request(case, pieces=pieces)))
     together = [(number, case) for number in range(2) for case in served.cases]
     requests = [served.request(case, number) for number, case in together]
     for (_, case), answer in zip(together, served.live.answers(requests), strict=True):
         served.check(case, answer)
     assert served.live.held_rows() == 0
+
+
+def test_preempted_requests_go_on_as_the_reference(
+    qwen3_tts_checkpoints: Path, qwen3_tts_reference: Qwen3TTSReference
+) -> None:
+    """The KV cache has room for one request of eight."""
+    wanted = qwen3_tts_reference.answers_of(CASES.values())
+    folder = qwen3_tts_checkpoints / CASES["x_vector"].checkpoint
+    few_blocks = {"max_model_len": 256, "engine_args": {"num_gpu_blocks_override": 12}}
+    live = LiveOmni(folder, changed_config(CONFIG, stages={"talker": few_blocks}))
+    try:
+        served = Served.of(live, folder, wanted)
+        requests = [served.request(case) for case in served.cases]
+        for case, answer in zip(served.cases, live.answers(requests), strict=True):
+            served.check(case, answer)
+        assert live.num_resumed()["talker"] > 0
+    finally:
+        live.close()
