@@ -66,7 +66,7 @@ class Qwen3OmniFamily:
     engine_modules: tuple[str, ...] = (
         "stages.qwen3_omni.thinker",
         "stages.qwen3_omni.talker",
-        "stages.qwen_codec.code2wav.model",
+        "stages.qwen3_omni.code2wav",
     )
     default_configs: DefaultConfigs | None = DefaultConfigs(gpu="qwen3_omni", demo="qwen3_omni.demo-cpu")
 
@@ -101,10 +101,10 @@ class Qwen3OmniFamily:
     def register(self) -> None:
         from vllm import ModelRegistry
 
+        from stages.qwen3_omni.code2wav import Qwen3OmniCode2Wav
         from stages.qwen3_omni.hf_overrides import CODE2WAV, TALKER, THINKER
         from stages.qwen3_omni.talker import Qwen3OmniTalker
         from stages.qwen3_omni.thinker import Qwen3OmniThinker
-        from stages.qwen_codec.code2wav.model import Qwen3OmniCode2Wav
 
         # Classes, not names: vLLM would import a name in a separate process to inspect the class.
         ModelRegistry.register_model(THINKER, Qwen3OmniThinker)

@@ -1,4 +1,4 @@
-"""How Qwen3-Omni's codec frames relate to audio. Derived from the config alone, without torch."""
+"""How codec frames relate to audio. Derived from the config alone, without torch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,15 @@ class Code2WavLayout(CodecLayout):
     exactly; fewer give other audio."""
 
 
-def code2wav_layout(config: Mapping[str, Any]) -> Code2WavLayout:
-    """`config`: `code2wav_config`. Raises `KeyError`, and `ConfigError` for a config that no decoder can
-    have."""
+def code2wav_layout(
+    config: Mapping[str, Any], *, has_lead: bool = True, front_context: int = 0
+) -> Code2WavLayout:
+    """`config`: the decoder's; `front_context`: earlier frames that the input of its transformer depends on.
+    Raises `KeyError`, and `ConfigError` for a config that no decoder can have."""
     upsampling_ratios: Sequence[int] = config["upsampling_ratios"]
     upsample_rates: Sequence[int] = config["upsample_rates"]
     samples_per_frame = math.prod(upsampling_ratios) * math.prod(upsample_rates)
-    lead = lead_after(upsample_rates)
+    lead = lead_after(upsample_rates) if has_lead else 0
     if lead >= samples_per_frame:
         raise ConfigError(
             f"code2wav_config: upsample_rates {list(upsample_rates)} and upsampling_ratios "
@@ -46,14 +48,16 @@ def code2wav_layout(config: Mapping[str, Any]) -> Code2WavLayout:
         frames_per_block=1,
         samples_per_frame=samples_per_frame,
         lead_samples=lead,
-        context_frames=context + int(config["num_hidden_layers"]) * (int(config["sliding_window"]) - 1),
+        context_frames=front_context
+        + int(config["num_hidden_layers"]) * (int(config["sliding_window"]) - 1)
+        + context,
     )
 
 
 def lead_after(upsample_rates: Sequence[int]) -> int:
-    """Returns how many positions decoder blocks with these rates, the first one first, drop at the beginning,
-    at the rate of their output. The transposed convolution of each block drops its first input, because it
-    adds up pairs of neighbours."""
+    """Returns how many positions decoder blocks with a lead and these rates, the first one first, drop at the
+    beginning, at the rate of their output. The transposed convolution of each block drops its first input,
+    because it adds up pairs of neighbours."""
     lead = 0
     for rate in upsample_rates:
         lead = (lead + 1) * rate

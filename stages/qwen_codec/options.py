@@ -1,4 +1,4 @@
-"""Stage config options of Qwen3-Omni's decoder: those of every decoder, with another default."""
+"""Stage config options of the codec decoder: those of every decoder, with another default."""
 
 from typing import ClassVar
 

@@ -56,7 +56,7 @@ def check_plan(plan: ChunkPlan) -> None:
     if plan.mode == "whole":
         return
     if not plan.carry:
-        raise ConfigError("chunks.carry is false, but windows of Qwen3-Omni need the state: set it to true")
+        raise ConfigError("chunks.carry is false, but this decoder needs the state: set it to true")
     for name, blocks in (("past_blocks", plan.past_blocks), ("future_blocks", plan.future_blocks)):
         if blocks:
-            raise ConfigError(f"chunks.{name} is {blocks}, but Qwen3-Omni's code2wav uses none: set it to 0")
+            raise ConfigError(f"chunks.{name} is {blocks}, but this decoder uses none: set it to 0")

@@ -1,9 +1,8 @@
-"""The code2wav stage as vLLM loads it."""
+"""The code2wav stage as vLLM loads it: what the families' models have in common."""
 
 from collections.abc import Iterable, Set
 
 import torch
-from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from vllm.config import VllmConfig
 
 from omni_server.config.stages import DiffusionStage
@@ -14,25 +13,30 @@ from stages.qwen_codec.code2wav.graphed_passes import GraphedPasses
 from stages.qwen_codec.code2wav.network import Code2WavNetwork
 from stages.qwen_codec.code2wav.passes import Passes
 from stages.qwen_codec.code2wav.stream_decoder import StreamDecoder, WindowJob
-from stages.qwen_codec.codec_layout import Code2WavLayout, code2wav_layout
+from stages.qwen_codec.codec_layout import Code2WavLayout
 from stages.qwen_codec.codec_window import CodecWindow
 from stages.runtime.checkpoint_weights import load_weights_exactly
 from stages.runtime.cuda_graphs import CudaGraphRecorder
 from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, RejectedRequestsError
 
-WEIGHT_PREFIX = "code2wav."
 
-
-class Qwen3OmniCode2Wav(DiffusionModel):
+class Code2WavModel(DiffusionModel):
     """Weights, state and computation have the stage's dtype.
 
     Raises `TypeError` unless `vllm_config.additional_config` is a `DiffusionRuntimeConfig` with a
     `DiffusionStage`, and `ConfigError` for a config that the network cannot follow.
     """
 
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+    def __init__(
+        self,
+        network: Code2WavNetwork,
+        layout: Code2WavLayout,
+        weight_prefix: str,
+        vllm_config: VllmConfig,
+        prefix: str,
+    ) -> None:
+        """`weight_prefix`: of the network's weights in the checkpoint."""
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        config: Qwen3OmniMoeCode2WavConfig = vllm_config.model_config.hf_config
         runtime = vllm_config.additional_config
         if not isinstance(runtime, DiffusionRuntimeConfig) or not isinstance(runtime.stage, DiffusionStage):
             raise TypeError(
@@ -42,11 +46,11 @@ class Qwen3OmniCode2Wav(DiffusionModel):
         self._is_fast = runtime.is_fast
         # A step needs a slot for each of its windows, even if none leaves any state.
         self._num_slots = max(runtime.num_streams, runtime.stage.max_num_seqs)
-        self._codebook_size: int = config.codebook_size
-        self._num_codebooks: int = config.num_quantizers
-        self._layout = layout_of(config)
-        # Named like the checkpoint's weights.
-        self.code2wav = Code2WavNetwork(config).to(getattr(torch, runtime.compute_dtype))
+        self._codebook_size = network.codebook_size
+        self._num_codebooks = network.num_codebooks
+        self._layout = layout
+        self._weight_prefix = weight_prefix
+        self.code2wav = network.to(getattr(torch, runtime.compute_dtype))
         self._decoder: StreamDecoder
 
     def prepare(self) -> None:
@@ -122,15 +126,14 @@ class Qwen3OmniCode2Wav(DiffusionModel):
             f"a window from frame {window.first_frame} on, where {expected} is the next one",
         )
 
-    @staticmethod
-    def is_unused_checkpoint_weight(name: str) -> bool:
+    def is_unused_checkpoint_weight(self, name: str) -> bool:
         """Lets vLLM's loader skip files with other stages' weights only."""
-        return not name.startswith(WEIGHT_PREFIX)
+        return not name.startswith(self._weight_prefix)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Copy the `code2wav.` weights. Raises `ConfigError` if one is missing, unknown or misshapen."""
-        loaded = load_weights_exactly(self.code2wav, weights, WEIGHT_PREFIX)
-        return {WEIGHT_PREFIX + name for name in loaded}
+        """Copy the network's weights. Raises `ConfigError` if one is missing, unknown or misshapen."""
+        loaded = load_weights_exactly(self.code2wav, weights, self._weight_prefix)
+        return {f"code2wav.{name}" for name in loaded}
 
     @torch.no_grad()
     def randomize_weights(self) -> None:
@@ -143,8 +146,3 @@ class Qwen3OmniCode2Wav(DiffusionModel):
                 weight.normal_(0, (2 * fan_in) ** -0.5, generator=generator)
             elif name.endswith(("weight", "gamma", "scale")):
                 weight.fill_(1)
-
-
-def layout_of(config: Qwen3OmniMoeCode2WavConfig) -> Code2WavLayout:
-    """Raises `ConfigError` for a config that no decoder can have."""
-    return code2wav_layout(config.to_dict())

@@ -2,11 +2,12 @@
 names.
 
 Every layer is causal, so a step needs only the end of each layer's previous input. A transposed convolution
-of a decoder block adds up pairs of positions and drops the first one, which has no predecessor: its output
-begins with the second position. Here it begins with the first, so that every step returns the same number of
-samples per frame. In the first step of a stream, that output is undefined. The number of undefined values
-(`num_undefined`) grows from block to block up to `CodecLayout.lead_samples`. Each convolution takes them for
-zeros, the padding of a single pass.
+of a decoder block adds up pairs of positions. In a network without a lead, a zero precedes the first one. In
+one with a lead, it drops the first one, which has no predecessor: its output begins with the second position.
+Here it begins with the first, so that every step returns the same number of samples per frame. In the first
+step of a stream, that output is undefined. The number of undefined values (`num_undefined`) grows from block
+to block up to `CodecLayout.lead_samples`. Each convolution takes them for zeros, the padding of a single
+pass.
 """
 
 import torch
@@ -38,14 +39,15 @@ class CausalConv(Streamed):
         in_channels: int,
         out_channels: int,
         *,
+        kernel: int = CONV_KERNEL,
         dilation: int = 1,
         groups: int = 1,
         num_undefined: int = 0,
     ) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(in_channels, out_channels, CONV_KERNEL, dilation=dilation, groups=groups)
+        self.conv = nn.Conv1d(in_channels, out_channels, kernel, dilation=dilation, groups=groups)
         self._num_undefined = num_undefined
-        self.state_shape = (in_channels, (CONV_KERNEL - 1) * dilation)
+        self.state_shape = (in_channels, (kernel - 1) * dilation)
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         return self.conv(step.extended(self, x, num_undefined=self._num_undefined))
@@ -119,13 +121,11 @@ class ResidualUnit(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    def __init__(self, in_channels: int, rate: int, *, num_undefined: int) -> None:
-        """`num_undefined`: of the block's input."""
+    def __init__(self, in_channels: int, rate: int, *, undefined_in: int, undefined_out: int) -> None:
         super().__init__()
         channels = in_channels // 2
-        upsample = OverlappingUpsample(in_channels, channels, rate, num_undefined=num_undefined)
-        num_undefined = (num_undefined + 1) * rate
-        units = (ResidualUnit(channels, d, num_undefined=num_undefined) for d in UNIT_DILATIONS)
+        upsample = OverlappingUpsample(in_channels, channels, rate, num_undefined=undefined_in)
+        units = (ResidualUnit(channels, d, num_undefined=undefined_out) for d in UNIT_DILATIONS)
         self.block = nn.ModuleList((Snake(in_channels), upsample, *units))
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
@@ -137,32 +137,49 @@ class DecoderBlock(nn.Module):
 
 
 class Code2WavNetwork(nn.Module):
-    def __init__(self, config: Qwen3OmniMoeCode2WavConfig) -> None:
-        """Raises `ConfigError` for a config that the network cannot follow."""
+    """The base class of the families' networks: they sum up the embeddings of a frame's codes differently."""
+
+    def __init__(
+        self,
+        config: Qwen3OmniMoeCode2WavConfig,
+        transformer: Transformer,
+        *,
+        code_width: int,
+        width: int,
+        has_lead: bool,
+    ) -> None:
+        """`code_width`: of the codes' embeddings; `width`: of the transformer's output. Raises `ConfigError`
+        for a config that the network cannot follow."""
         super().__init__()
-        self._codebook_size: int = config.codebook_size
+        self.codebook_size: int = config.codebook_size
         self.num_codebooks: int = config.num_quantizers
-        width, rates = config.hidden_size, tuple(config.upsample_rates)
-        self.code_embedding = nn.Embedding(config.codebook_size * config.num_quantizers, width)
-        self.pre_transformer = Transformer(config)
+        self.code_embedding = nn.Embedding(config.codebook_size * config.num_quantizers, code_width)
+        self.pre_transformer = transformer
         self.upsample = nn.ModuleList(
             nn.ModuleList((Upsample(width, ratio), ConvNeXtBlock(width)))
             for ratio in config.upsampling_ratios
         )
+        rates = tuple(config.upsample_rates)
+        undefined = [lead_after(rates[:number]) if has_lead else 0 for number in range(len(rates) + 1)]
         channels = config.decoder_dim
         decoder: list[nn.Module] = [CausalConv(width, channels)]
-        for number, rate in enumerate(rates):
-            decoder.append(DecoderBlock(channels, rate, num_undefined=lead_after(rates[:number])))
+        for rate, before, after in zip(rates, undefined, undefined[1:], strict=False):
+            decoder.append(DecoderBlock(channels, rate, undefined_in=before, undefined_out=after))
             channels //= 2
-        decoder += [Snake(channels), CausalConv(channels, 1, num_undefined=lead_after(rates))]
+        decoder += [Snake(channels), CausalConv(channels, 1, num_undefined=undefined[-1])]
         self.decoder = nn.ModuleList(decoder)
+
+    def frames(self, embedded: torch.Tensor, step: Step) -> torch.Tensor:
+        """The transformer's input [num_streams, new frames, channels], of the embeddings of all codes
+        [num_streams, new frames, codebooks, `code_width`]."""
+        raise NotImplementedError
 
     def forward(self, codes: torch.Tensor, step: Step) -> torch.Tensor:
         """codes: int64 [num_streams, new frames, codebooks]. Returns samples in [-1, 1], [num_streams, new
         frames * samples per frame]. In a stream's first step, the first `CodecLayout.lead_samples` are
         undefined. Changes the state of the streams."""
-        tables = torch.arange(self.num_codebooks, device=codes.device) * self._codebook_size
-        x = self.code_embedding(codes + tables).mean(2)
+        tables = torch.arange(self.num_codebooks, device=codes.device) * self.codebook_size
+        x = self.frames(self.code_embedding(codes + tables), step)
         x = self.pre_transformer(x, step).transpose(1, 2)
         for pair in self.upsample:
             assert isinstance(pair, nn.ModuleList)

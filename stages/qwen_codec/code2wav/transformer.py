@@ -43,9 +43,9 @@ class Mlp(nn.Module):
 
 
 class Attention(Streamed):
-    def __init__(self, config: Qwen3OmniMoeCode2WavConfig) -> None:
+    def __init__(self, config: Qwen3OmniMoeCode2WavConfig, head_dim: int) -> None:
         super().__init__()
-        width, self._head_dim = config.hidden_size, head_dim(config)
+        width, self._head_dim = config.hidden_size, head_dim
         num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
         self._is_grouped = num_heads != num_kv_heads
         bias = config.attention_bias
@@ -73,12 +73,16 @@ class Sight:
     """Which frames the frames of a step see, and their rotary embeddings; the same in all layers."""
 
     def __init__(
-        self, step: Step, length: int, config: Qwen3OmniMoeCode2WavConfig, dtype: torch.dtype
+        self,
+        step: Step,
+        length: int,
+        config: Qwen3OmniMoeCode2WavConfig,
+        head_dim: int,
+        dtype: torch.dtype,
     ) -> None:
         device, num_past = step.slots.device, config.sliding_window - 1
         new = torch.arange(length, device=device)
-        width = head_dim(config)
-        exponents = torch.arange(0, width, 2, dtype=torch.float32, device=device) / width
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
         speeds = 1.0 / config.rope_parameters["rope_theta"] ** exponents
         angles = (step.positions[:, None] + new).float()[..., None] * speeds
         angles = torch.cat((angles, angles), dim=-1)[:, None]
@@ -97,11 +101,11 @@ class Sight:
 
 
 class TransformerLayer(nn.Module):
-    def __init__(self, config: Qwen3OmniMoeCode2WavConfig) -> None:
+    def __init__(self, config: Qwen3OmniMoeCode2WavConfig, head_dim: int) -> None:
         super().__init__()
         width = config.hidden_size
         self.input_layernorm = RMSNorm(width, config.rms_norm_eps)
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, head_dim)
         self.self_attn_layer_scale = LayerScale(width)
         self.post_attention_layernorm = RMSNorm(width, config.rms_norm_eps)
         self.mlp = Mlp(width, config.intermediate_size)
@@ -113,7 +117,7 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, config: Qwen3OmniMoeCode2WavConfig) -> None:
+    def __init__(self, config: Qwen3OmniMoeCode2WavConfig, *, head_dim: int) -> None:
         """Raises `ConfigError` for what no published checkpoint has."""
         super().__init__()
         rope_type = config.rope_parameters["rope_type"]
@@ -123,17 +127,15 @@ class Transformer(nn.Module):
         ):
             if value != known:
                 raise ConfigError(f"code2wav_config: {name} is {value}; code2wav knows {known} only")
-        self._config = config
-        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_hidden_layers))
+        self._config, self._head_dim = config, head_dim
+        self.layers = nn.ModuleList(
+            TransformerLayer(config, head_dim) for _ in range(config.num_hidden_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x: [num_streams, new frames, hidden_size], and so is the result."""
-        sight = Sight(step, x.shape[1], self._config, x.dtype)
+        sight = Sight(step, x.shape[1], self._config, self._head_dim, x.dtype)
         for layer in self.layers:
             x = layer(x, sight, step)
         return self.norm(x)
-
-
-def head_dim(config: Qwen3OmniMoeCode2WavConfig) -> int:
-    return config.hidden_size // config.num_attention_heads

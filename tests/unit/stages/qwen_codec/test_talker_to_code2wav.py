@@ -104,9 +104,9 @@ def test_a_ramp_says_what_the_edge_does(ramp: tuple[int, ...], other: tuple[int,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"past_blocks": 2}, r"chunks\.past_blocks is 2, but Qwen3-Omni's code2wav uses none: set it to 0"),
+        ({"past_blocks": 2}, r"chunks\.past_blocks is 2, but this decoder uses none: set it to 0"),
         ({"future_blocks": 1}, r"chunks\.future_blocks is 1"),
-        ({"carry": False}, r"chunks\.carry is false, but windows of Qwen3-Omni need the state"),
+        ({"carry": False}, r"chunks\.carry is false, but this decoder needs the state"),
     ],
 )
 def test_a_plan_that_the_decoder_cannot_follow_is_refused(change: dict[str, object], message: str) -> None:

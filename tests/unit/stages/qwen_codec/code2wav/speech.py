@@ -1,19 +1,32 @@
 """Speech streams of random codes, and their windows."""
 
 import torch
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-from stages.qwen_codec.code2wav.model import layout_of
+from stages.qwen3_omni.codec_network import Qwen3OmniNetwork
+from stages.qwen3_tts.codec_layout import decoder_layout
+from stages.qwen3_tts.codec_network import Qwen3TTSNetwork
+from stages.qwen3_tts.hf_config import Qwen3TTSDecoderConfig
 from stages.qwen_codec.code2wav.network import Code2WavNetwork
 from stages.qwen_codec.code2wav.passes import Passes
 from stages.qwen_codec.code2wav.stream_decoder import StreamDecoder, WindowJob
+from stages.qwen_codec.codec_layout import Code2WavLayout, code2wav_layout
 from stages.qwen_codec.codec_window import CodecWindow, encode_frame
+from tests.unit.stages.qwen_codec.code2wav.tts_reference import TTSReference
+
+Reference = Qwen3OmniMoeCode2Wav | TTSReference
+
+
+def layout_of(config: Qwen3OmniMoeCode2WavConfig) -> Code2WavLayout:
+    is_tts = isinstance(config, Qwen3TTSDecoderConfig)
+    return (decoder_layout if is_tts else code2wav_layout)(config.to_dict())
 
 
 class Stream:
     """One stream: its codes, what has been decoded up to now, and the single pass of the reference."""
 
-    def __init__(self, reference: Qwen3OmniMoeCode2Wav, num_frames: int, name: str = "a") -> None:
+    def __init__(self, reference: Reference, num_frames: int, name: str = "a") -> None:
         config = reference.config
         self.name = name
         self.codes = torch.randint(
@@ -50,20 +63,24 @@ class Stream:
         return float((self.streamed - self.single_pass).abs().max())
 
 
-def single_pass(reference: Qwen3OmniMoeCode2Wav, codes: torch.Tensor) -> torch.Tensor:
+def single_pass(reference: Reference, codes: torch.Tensor) -> torch.Tensor:
     """codes: [num_frames, codebooks]."""
     with torch.inference_mode():
         return reference(codes.T[None].to(reference.device))[0, 0].cpu()
 
 
-def network_like(reference: Qwen3OmniMoeCode2Wav) -> Code2WavNetwork:
-    network = Code2WavNetwork(reference.config).to(reference.device, reference.dtype)
+def network_like(reference: Reference) -> Code2WavNetwork:
+    config = reference.config
+    made: Code2WavNetwork = (
+        Qwen3TTSNetwork(config) if isinstance(config, Qwen3TTSDecoderConfig) else Qwen3OmniNetwork(config)
+    )
+    network = made.to(reference.device, reference.dtype)
     network.load_state_dict(reference.state_dict())
     return network
 
 
 def decoder_like(
-    reference: Qwen3OmniMoeCode2Wav, *, num_slots: int = 4, max_frames_per_pass: int = 256
+    reference: Reference, *, num_slots: int = 4, max_frames_per_pass: int = 256
 ) -> StreamDecoder:
     """Computes eagerly."""
     passes = Passes(network_like(reference), num_slots=num_slots, max_frames=max_frames_per_pass)

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from omni_server.errors import ConfigError
 from stages.qwen_codec.code2wav.graphed_passes import GraphedPasses
-from stages.qwen_codec.code2wav.model import layout_of
 from stages.qwen_codec.code2wav.network import Code2WavNetwork
 from stages.qwen_codec.code2wav.stream_decoder import StreamDecoder
 from stages.runtime.cuda_graphs import Work
 from tests.reference.qwen3_code2wav import random_code2wav, small_config
 from tests.unit.stages.qwen_codec.code2wav.speech import (
+    Reference,
     Stream,
     advance,
     decode,
     decoder_like,
+    layout_of,
     network_like,
 )
 from tests.unit.stages.qwen_codec.code2wav.tape import TapeRecorder
@@ -31,7 +31,7 @@ EXACT = 1e-12
 
 
 @pytest.fixture(scope="module")
-def reference() -> Qwen3OmniMoeCode2Wav:
+def reference() -> Reference:
     return random_code2wav(small_config(), torch.float64)
 
 
@@ -43,7 +43,7 @@ class Graphed:
 
 
 def graphed(
-    reference: Qwen3OmniMoeCode2Wav, *, num_slots: int = 6, max_num_streams: int = 6, max_frames: int = 48
+    reference: Reference, *, num_slots: int = 6, max_num_streams: int = 6, max_frames: int = 48
 ) -> Graphed:
     recorder = TapeRecorder()
     passes = GraphedPasses(
@@ -66,7 +66,7 @@ def fill_spare_slot(passes: GraphedPasses, value: float) -> None:
     ("num_slots", "max_num_streams", "max_frames"), [(6, 6, 48), (4, 3, 8)], ids=["roomy", "tight"]
 )
 def test_graphs_give_what_eager_passes_give(
-    reference: Qwen3OmniMoeCode2Wav, num_slots: int, max_num_streams: int, max_frames: int
+    reference: Reference, num_slots: int, max_num_streams: int, max_frames: int
 ) -> None:
     """Steps of one to `max_num_streams` windows of 1 to 21 frames. Streams begin at different times; some are
     aborted, and there are more of them than slots, so that live ones lose their state as well."""
@@ -102,7 +102,7 @@ def test_graphs_give_what_eager_passes_give(
     assert max(stream.error() for stream in ended) <= EXACT
 
 
-def test_no_pass_runs_eagerly(reference: Qwen3OmniMoeCode2Wav, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_pass_runs_eagerly(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even those that compute a lost state again."""
     graphs = graphed(reference, num_slots=1, max_num_streams=1)
 
@@ -120,7 +120,7 @@ def test_no_pass_runs_eagerly(reference: Qwen3OmniMoeCode2Wav, monkeypatch: pyte
     assert max(stream.error() for stream in streams) <= EXACT
 
 
-def test_results_outlive_later_passes(reference: Qwen3OmniMoeCode2Wav) -> None:
+def test_results_outlive_later_passes(reference: Reference) -> None:
     """The memory of a graph's results is written again by its next replay."""
     passes = graphed(reference).passes
     codes, places = torch.zeros(1, 2, 16, dtype=torch.int64), torch.tensor([[0, 0, 0]])
@@ -131,7 +131,7 @@ def test_results_outlive_later_passes(reference: Qwen3OmniMoeCode2Wav) -> None:
     assert torch.equal(first, before)
 
 
-def test_too_little_memory_for_graphs_is_a_config_error(reference: Qwen3OmniMoeCode2Wav) -> None:
+def test_too_little_memory_for_graphs_is_a_config_error(reference: Reference) -> None:
     def recorder(work: Work) -> Work:
         raise torch.OutOfMemoryError("CUDA out of memory")
 

@@ -14,7 +14,7 @@ from omni_server.audio.waveform_check import waveform_fault
 from omni_server.errors import ConfigError
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
-from stages.qwen_codec.code2wav.model import Qwen3OmniCode2Wav
+from stages.qwen3_omni.code2wav import Qwen3OmniCode2Wav
 from stages.qwen_codec.code2wav.network import Code2WavNetwork
 from stages.qwen_codec.code2wav.state import Step
 from stages.qwen_codec.options import Code2WavStage
