@@ -15,6 +15,9 @@ from omni_server.errors import ConfigError
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.diffusion_config import ComputeDtype, DiffusionRuntimeConfig
 from stages.qwen3_omni.code2wav import Qwen3OmniCode2Wav
+from stages.qwen3_tts.code2wav import Qwen3TTSCode2Wav
+from stages.qwen3_tts.hf_config import Qwen3TTSDecoderConfig
+from stages.qwen_codec.code2wav.model import Code2WavModel
 from stages.qwen_codec.code2wav.network import Code2WavNetwork
 from stages.qwen_codec.code2wav.state import Step
 from stages.qwen_codec.options import Code2WavStage
@@ -23,6 +26,11 @@ from tests.reference.qwen3_code2wav import random_code2wav, small_config
 from tests.unit.stages.diffusion import new_request, outcomes, runner_for, step
 from tests.unit.stages.qwen_codec.code2wav.speech import Stream
 from tests.unit.stages.qwen_codec.code2wav.tape import TapeRecorder
+from tests.unit.stages.qwen_codec.code2wav.tts_reference import (
+    TTSReference,
+    quantizer_weights,
+    small_tts_config,
+)
 
 torch.set_num_threads(1)
 
@@ -59,7 +67,7 @@ def model_with(
     num_streams: int = 4,
     compute_dtype: ComputeDtype = "float32",
     is_fast: bool = False,
-) -> Qwen3OmniCode2Wav:
+) -> Code2WavModel:
     stage = Code2WavStage(
         model_stage="code2wav",
         engine="diffusion",
@@ -68,11 +76,12 @@ def model_with(
         max_model_len=1024,
     )
     runtime = DiffusionRuntimeConfig(stage, compute_dtype, is_fast=is_fast, num_streams=num_streams)
-    return Qwen3OmniCode2Wav(vllm_config=EngineConfig(ModelConfig(config), runtime))  # type: ignore[arg-type]
+    kind = Qwen3TTSCode2Wav if isinstance(config, Qwen3TTSDecoderConfig) else Qwen3OmniCode2Wav
+    return kind(vllm_config=EngineConfig(ModelConfig(config), runtime))  # type: ignore[arg-type]
 
 
 @pytest.fixture
-def model(reference: Qwen3OmniMoeCode2Wav, weights: Weights) -> Iterator[Qwen3OmniCode2Wav]:
+def model(reference: Qwen3OmniMoeCode2Wav, weights: Weights) -> Iterator[Code2WavModel]:
     model = model_with(reference.config)
     model.load_weights(weights.items())
     model.prepare()
@@ -104,6 +113,30 @@ def test_loads_its_part_of_the_checkpoint(reference: Qwen3OmniMoeCode2Wav, weigh
     assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
 
 
+def test_the_residual_quantizers_of_qwen3_tts_become_one_table() -> None:
+    torch.manual_seed(0)
+    reference = TTSReference(small_tts_config())
+    quantizers, vectors = quantizer_weights(reference.config)
+    with torch.no_grad():
+        reference.code_embedding.weight.copy_(vectors)
+    weights = {f"decoder.{name}": weight for name, weight in (reference.state_dict() | quantizers).items()}
+    del weights["decoder.code_embedding.weight"]
+    model = model_with(reference.config)
+    assert model.is_unused_checkpoint_weight("encoder.layers.0.weight")
+    loaded = model.load_weights((weights | {"encoder.layers.0.weight": torch.zeros(2)}).items())
+    assert loaded == set(dict(model.named_parameters()))
+    model.prepare()
+    stream = Stream(reference, 10)
+    [waveform] = model.sample(batch(request(stream, 10)))
+    assert waveform.std() > 0.01
+    torch.testing.assert_close(waveform, stream.single_pass, atol=1e-4, rtol=0)
+    missing = "decoder.quantizer.rvq_rest.vq.layers.14._codebook.embedding_sum"
+    with pytest.raises(ConfigError, match=f"lacks the weight {missing}"):
+        model_with(reference.config).load_weights(
+            (name, weights[name]) for name in weights.keys() - {missing}
+        )
+
+
 def test_weights_have_the_type_of_the_stage(reference: Qwen3OmniMoeCode2Wav, weights: Weights) -> None:
     model = model_with(reference.config, compute_dtype="bfloat16")
     model.load_weights((name, weight.bfloat16()) for name, weight in weights.items())
@@ -116,8 +149,12 @@ def test_weights_have_the_type_of_the_stage(reference: Qwen3OmniMoeCode2Wav, wei
     assert error < 0.05
 
 
-def test_a_model_without_weights_makes_samples_that_pass_for_audio() -> None:
+@pytest.mark.parametrize("family", ["qwen3_omni", "qwen3_tts"])
+def test_a_model_without_weights_makes_samples_that_pass_for_audio(family: str) -> None:
     config = small_config(hidden_size=256, num_hidden_layers=8, decoder_dim=384, codebook_size=64)
+    if family == "qwen3_tts":
+        sizes = {"latent_dim": 256, "codebook_dim": 128, "hidden_size": 128, "head_dim": 64}
+        config = Qwen3TTSDecoderConfig(**(config.to_dict() | sizes))
     model = model_with(config, compute_dtype="bfloat16")
     for weight in model.parameters():
         initialize_single_dummy_weight(weight.data)
@@ -178,7 +215,7 @@ def test_graphs_are_recorded_before_the_first_request(
 
 
 def test_every_invalid_request_is_named_before_anything_runs(
-    model: Qwen3OmniCode2Wav, reference: Qwen3OmniMoeCode2Wav
+    model: Code2WavModel, reference: Qwen3OmniMoeCode2Wav
 ) -> None:
     stream = Stream(reference, 10)
     codes, payload = request(stream, 2)
@@ -221,7 +258,7 @@ def test_every_invalid_request_is_named_before_anything_runs(
 
 @pytest.mark.parametrize("start", [0, 3, 5, 9])
 def test_a_window_that_does_not_continue_its_stream_is_rejected(
-    model: Qwen3OmniCode2Wav, reference: Qwen3OmniMoeCode2Wav, start: int
+    model: Code2WavModel, reference: Qwen3OmniMoeCode2Wav, start: int
 ) -> None:
     stream = Stream(reference, 20)
     model.sample(batch(request(stream, 4)))
@@ -236,7 +273,7 @@ def test_a_window_that_does_not_continue_its_stream_is_rejected(
 
 
 def test_streams_whose_step_failed_go_on_as_if_nothing_had_happened(
-    model: Qwen3OmniCode2Wav, reference: Qwen3OmniMoeCode2Wav, monkeypatch: pytest.MonkeyPatch
+    model: Code2WavModel, reference: Qwen3OmniMoeCode2Wav, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runner repeats a failed step with each request alone."""
     runner, streams = runner_for(model), [Stream(reference, 12, "a"), Stream(reference, 12, "b")]

@@ -61,3 +61,23 @@ class TTSReference(nn.Module):
         for layer in self.decoder:
             x = layer(x)
         return x.clamp(-1, 1)
+
+
+def quantizer_weights(config: Qwen3TTSDecoderConfig) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Random weights of the residual vector quantizers, by name, and `TTSReference.code_embedding` for them."""
+    weights, tables = {}, []
+    inner = config.codebook_dim // 2
+    for group, number in (("rvq_first", 1), ("rvq_rest", config.num_quantizers - 1)):
+        out = torch.randn(config.codebook_dim, inner, 1) / inner**0.5
+        weights[f"quantizer.{group}.output_proj.weight"] = out
+        weights[f"quantizer.{group}.input_proj.weight"] = torch.randn(
+            inner, config.codebook_dim, 1
+        )  # encodes
+        for layer in range(number):
+            usage, sums = torch.rand(config.codebook_size), torch.randn(config.codebook_size, inner)
+            usage[0], sums[0] = 0, 1e-5  # a code that training never used
+            codebook = f"quantizer.{group}.vq.layers.{layer}._codebook"
+            weights |= {f"{codebook}.cluster_usage": usage, f"{codebook}.embedding_sum": sums}
+            vectors = sums / usage.clamp(min=1e-5)[:, None]
+            tables.append(F.conv1d(vectors[..., None], out)[..., 0])
+    return weights, torch.cat(tables)
