@@ -21,7 +21,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError
 from omni_server.protocol.rows import SourceSpan as SourceSpan
-from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, Task
+from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, SpeechOutput, Task
 from omni_server.types import Prompt as Prompt
 from omni_server.types.images import ImageFeatures, ImageOutput, ImageSize
 
@@ -87,6 +87,41 @@ class EmbeddingsPrompt:
     text: TextRows | None = None
     """Set if text crosses the edge as ids (`Embeddings.text_ids`). Its `row_ids` are one fewer than
     `token_ids`."""
+
+
+@dataclass(frozen=True)
+class SpeechPrompt:
+    """Prompt of an entry that reads text (`StageSpec.reads_text`), whose model composes all of its rows."""
+
+    token_ids: tuple[int, ...]
+    """One per row: codec tokens that are never sampled, so that no penalty for repetition applies to them."""
+    rows: bytes
+    """`omni_server.protocol.rows.ComposedSegment.data`"""
+    text_ids: tuple[int, ...]
+    """Ids of the rows that follow the prompt, one for each generated position, as far as they are known."""
+    tail_ids: tuple[int, ...]
+    """Ids of the rows that follow these, once the text is complete: each in turn, the last one forever."""
+
+
+class SpeechText(Protocol):
+    """The text that one request has spoken, on its way to the rows of the entry."""
+
+    def push(self, text: str) -> None: ...
+
+    def finish(self) -> None:
+        """There is no more text."""
+        ...
+
+    def prompt(self) -> SpeechPrompt | None:
+        """None while more text is needed, and if all of it has no tokens. Call it until there is one.
+
+        Raises `InvalidRequestError`.
+        """
+        ...
+
+    def take_ids(self) -> tuple[int, ...]:
+        """The ids of rows that follow those of `prompt` and of earlier calls."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -165,8 +200,11 @@ class CodecEdge(Protocol):
 class CodecEdgeFactory(Protocol):
     """The edge function itself."""
 
-    def __call__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> CodecEdge:
-        """Raises `ConfigError` if the plan does not fit the model."""
+    def __call__(
+        self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int, past: Sequence[Frame] = ()
+    ) -> CodecEdge:
+        """`past`: frames that the stream continues, whose audio is not wanted. Raises `ConfigError` if the plan
+        does not fit the model."""
         ...
 
 
@@ -256,6 +294,8 @@ class FamilyModel(ABC):
     """None if prompts cannot contain media."""
     hears_videos: bool = False
     """Whether the model can hear the audio track of a video with its frames (`VideoPart.audio`)."""
+    warm_up_speech: SpeechOutput = SpeechOutput()
+    """Of the first requests, before the server is ready."""
     codec: CodecLayout | None = None
     """None if there is no speech."""
     row_width: int = 0
@@ -298,6 +338,12 @@ class FamilyModel(ABC):
         """Returns the prompt of a stage that receives embeddings, given its source's prompt.
 
         `voice` is one of `voices`; None if the request has none.
+        """
+        raise NotImplementedError
+
+    def speech_text(self, speech: SpeechOutput, voice: str) -> SpeechText:
+        """For a request to an entry that reads text; nothing of the text has been pushed. `voice` is one of
+        `voices`. Raises `InvalidRequestError`.
         """
         raise NotImplementedError
 

@@ -69,8 +69,10 @@ class AsyncOmni:
         supervisor: "Supervisor",
         orchestrator: "Orchestrator",
         config: StageConfig,
+        warm_up_speech: SpeechOutput,
     ) -> None:
         self.model_info = model_info
+        self._warm_up_speech = warm_up_speech
         self._config = config
         self._engines = engines
         self._supervisor = supervisor
@@ -117,7 +119,7 @@ class AsyncOmni:
                 request_timeout_s=config.request_timeout_s,
             )
             info = _model_info(model_dir, config, model, engines, orchestrator, served_model_names, about)
-            omni = cls(info, engines, supervisor, orchestrator, config)
+            omni = cls(info, engines, supervisor, orchestrator, config, model.warm_up_speech)
             await _while_all_live(omni._warm_up(on_progress), engines)
             supervisor.start()
         except BaseException:
@@ -284,7 +286,10 @@ class AsyncOmni:
                 async with asyncio.TaskGroup() as burst:
                     for number in range(size):
                         request = warm_up_request(
-                            self._config, is_greedy=number % 2 == 1, features=self.model_info.image_features
+                            self._config,
+                            is_greedy=number % 2 == 1,
+                            features=self.model_info.image_features,
+                            speech=self._warm_up_speech,
                         )
                         burst.create_task(self._answer(request, pinned_engine))
         except ExceptionGroup as group:
@@ -299,15 +304,20 @@ class AsyncOmni:
 
 
 def warm_up_request(
-    config: StageConfig, *, is_greedy: bool, features: ImageFeatures = NO_IMAGE_FEATURES
+    config: StageConfig,
+    *,
+    is_greedy: bool,
+    features: ImageFeatures = NO_IMAGE_FEATURES,
+    speech: SpeechOutput = FamilyModel.warm_up_speech,
 ) -> OmniRequest:
-    """A short request that passes every stage of `config`. `features` are those of the model's images."""
-    speech = config.speech_edge
+    """A short request that passes every stage of `config`. `features` are those of the model's images, `speech`
+    is its `warm_up_speech`."""
+    edge = config.speech_edge
     sampling: dict[str, SamplingConfig] = {}
     for name, stage in config.stages.items():
         if isinstance(stage, ArStage):
             length = WARM_UP_LENGTH
-            if speech is not None and name == speech.source:
+            if edge is not None and name == edge.source:
                 length *= config.frames.num_sampled  # an incomplete frame never reaches the decoder
             sampling[name] = SamplingConfig(
                 temperature=0.0 if is_greedy else 1.0, max_tokens=length, min_tokens=length, ignore_eos=True
@@ -319,7 +329,7 @@ def warm_up_request(
     return OmniRequest(
         f"warm-up-{uuid.uuid4().hex}",
         (ChatMessage("user", content),),
-        speech=SpeechOutput() if "audio" in config.outputs else None,
+        speech=speech if "audio" in config.outputs else None,
         image=ImageOutput(num_steps=num_steps) if "image" in config.outputs else None,
         sampling=sampling,
         is_logged=False,

@@ -66,6 +66,8 @@ class SpeechRequest(BaseModel):
     """A voice of the model or one of OpenAI's names; without one, the model's default voice."""
     instructions: Annotated[str, Field(json_schema_extra={"maxLength": MAX_INSTRUCTIONS})] | None = None
     """How to read it. "None" and the empty string count as absent: Home Assistant sends the former."""
+    language: str | None = None
+    """Extension: the language of the text, for models that are told; "auto" is the default."""
     response_format: Annotated[str, Field(json_schema_extra={"enum": [*SPEECH_FORMATS, "pcm16"]})] | None = (
         None
     )
@@ -256,7 +258,9 @@ def _parse(
         OmniRequest(
             request_id=f"{name}-{index}",
             messages=generator.task_messages(ReadAloud(text, instructions)),
-            speech=SpeechOutput(voice=voice, seed=seed, text=text),
+            speech=SpeechOutput(
+                voice=voice, seed=seed, text=text, language=body.language, instructions=instructions
+            ),
             sampling=sampling,
         )
         for index, text in enumerate(texts)

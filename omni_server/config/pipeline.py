@@ -91,6 +91,9 @@ class StageSpec:
     family's reference implementation, if it has one."""
     stepwise: StepwiseEngine | None = None
     """`diffusion` only. None: a request is computed in one step, by a model of the family."""
+    reads_text: bool = False
+    """`ar` entry only: it samples codec tokens, and the server feeds it the text to speak as ids of rows
+    (`omni_server.family.FamilyModel.speech_text`)."""
     folder: str | None = None
     """The folder of this stage's weights and config in that of the checkpoint; None: the checkpoint's own."""
 

@@ -283,6 +283,11 @@ class StageConfig(FrozenModel):
         return next(name for name in self.stages if self.edge_into(name) is None)
 
     @property
+    def reads_text(self) -> bool:
+        """Whether it only reads text aloud (`StageSpec.reads_text`)."""
+        return self.stage_spec(self.entry).reads_text
+
+    @property
     def speech_edge(self) -> Edge | None:
         """From the stage that samples codec tokens to their decoder."""
         edges = (self.edge_from(name, TokenFrames) for name in self.stages)

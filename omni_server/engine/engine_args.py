@@ -60,9 +60,9 @@ def ar_engine_args(
         # A model that may write white space anywhere can write nothing else until its limit.
         "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar", disable_any_whitespace=True),
     }
-    if runtime.input_queues:
+    if runtime.is_fed:
         arguments["skip_tokenizer_init"] = True  # the stage's tokens are not text
-    if runtime.input_queues or runtime.num_predicted:
+    if runtime.is_fed or runtime.num_predicted:
         # Token ids do not determine the stage's inputs.
         arguments |= {"enable_prompt_embeds": True, "enable_prefix_caching": False}
     if platform == "cuda":

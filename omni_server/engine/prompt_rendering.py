@@ -15,7 +15,7 @@ from omni_server.errors import InvalidRequestError
 from omni_server.family import AUDIO_TRACK, SAMPLED_FPS, Prompt
 from omni_server.types import TokenizedPrompt, VideoPart
 
-_INLINE_CHARS, _INLINE_PIECES = 2000, 8
+INLINE_CHARS, _INLINE_PIECES = 2000, 8
 """Text up to this length is tokenised within a millisecond or two, mostly in less than half of one. In a
 thread, next to an event loop that is busy with a burst, it would wait for Python's lock instead, up to 5 ms
 each time."""
@@ -143,7 +143,7 @@ class PromptRenderer:
                 raise InvalidRequestError(message, param="messages")
             return list(prompt.token_ids)
         renderer, pieces = self._engine.renderer, prompt.pieces or (prompt.text,)
-        is_short = len(pieces) <= _INLINE_PIECES and sum(map(len, pieces)) <= _INLINE_CHARS
+        is_short = len(pieces) <= _INLINE_PIECES and sum(map(len, pieces)) <= INLINE_CHARS
         params = replace(renderer.default_cmpl_tok_params, max_total_tokens=limit)
         inner = replace(params, add_special_tokens=False)
         if not prompt.add_special_tokens:

@@ -22,7 +22,10 @@ _MINUS_ONE_SEED = 2**63 - 1
 def merged(defaults: SamplingDefaults, request: SamplingConfig | None) -> SamplingConfig:
     """Returns the request's values, and those of the stage config where the request has none."""
     given = {} if request is None else _given(request)
-    return SamplingConfig(**(defaults.model_dump(exclude_none=True) | given))
+    values = defaults.model_dump(exclude_none=True) | given
+    if "min_tokens" in values and "min_tokens" not in given and "max_tokens" in values:
+        values["min_tokens"] = min(values["min_tokens"], values["max_tokens"])
+    return SamplingConfig(**values)
 
 
 def _given(sampling: SamplingConfig) -> dict[str, Any]:

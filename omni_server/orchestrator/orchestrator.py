@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import numpy as np
+
 from omni_server.config.pipeline import Embeddings, TokenFrames
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
@@ -23,21 +25,23 @@ from omni_server.errors import (
     OverloadedError,
     StageDownError,
 )
-from omni_server.family import EmbeddingsPrompt, FamilyModel, Prompt
+from omni_server.family import FamilyModel, Frame, Prompt
 from omni_server.generation import Deliver
 from omni_server.orchestrator.fair_share import FairShareQueue
 from omni_server.orchestrator.image_requests import ImageRequests, ImageTask
 from omni_server.orchestrator.request_run import RequestRun
-from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
+from omni_server.orchestrator.row_feeder import RowFeeder, SpeechTextFeeder, TextRowFeeder
 from omni_server.orchestrator.speech_decoding import SpeechDecoding, speech_decoding
 from omni_server.orchestrator.speech_tasks import ArTask, AudioTask, TextOutput
 from omni_server.orchestrator.spoken_text import SpokenText
+from omni_server.orchestrator.text_source import TextSource, in_one_piece
 from omni_server.orchestrator.tool_grammar import turn_grammar
 from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.protocol.images import num_image_tokens
 from omni_server.protocol.rows import RowsInput, RowsOutput
 from omni_server.types import (
     ChatMessage,
+    ClonedVoice,
     OmniRequest,
     Output,
     PromptTokens,
@@ -140,6 +144,8 @@ class Orchestrator:
         try:
             if request.image is not None:
                 tokens = await self._add_image(run, request, request.image)
+            elif self._config.reads_text:
+                tokens = await self._add_reader(run, request, voice, deadline_s, began)
             else:
                 tokens = await self._add_ar(run, request, outputs, voice, deadline_s, began)
             self._check_open(request, outputs)  # again: rendering takes time
@@ -245,7 +251,16 @@ class Orchestrator:
             if fed.text is None or fed.text.has_media:
                 spans = None if fed.text is None else fed.text.spans
                 add_rows(params, RowsOutput(voice=voice, num_reply=prompt.num_reply, spans=spans))
-            speaker = self._add_speaker(run, request, edge.target, voice, fed, is_limited=is_limited)
+            num_first_rows = len(fed.token_ids) - 1  # the row of the first generated token follows
+            drop = self._ar[edge.target].any_engine.outbox.drop  # all replicas read the same queues
+            if fed.text is None:
+                feeder = RowFeeder(drop, num_first_rows=num_first_rows, is_limited=is_limited)
+            else:
+                assert len(fed.text.row_ids) == num_first_rows
+                feeder = TextRowFeeder(drop, fed.text, is_limited=is_limited)
+            speaker = self._add_speaker(
+                run, request, edge.target, voice, fed.token_ids, fed.num_replaced, feeder
+            )
         if is_text:
             text = TextOutput(
                 run,
@@ -259,6 +274,26 @@ class Orchestrator:
         assert output is not None
         run.add(ArTask(run, entry, prompt, params, output, speaker=speaker, handle=handle))
         return self._count(prompt)
+
+    async def _add_reader(
+        self, run: RequestRun, request: OmniRequest, voice: str | None, deadline_s: float, began: float
+    ) -> PromptTokens:
+        """Adds an entry that reads the text of the request."""
+        speech = request.speech
+        if speech is None or voice is None:
+            raise InvalidRequestError("this model only reads text aloud", param="messages")
+        pieces = speech.pieces or in_one_piece(speech.text or "")
+        source = TextSource(self._family.speech_text(speech, voice), pieces)
+        handle = run.choose(self._ar[self._entry])
+        async with _reading(handle, began, deadline_s):
+            prompt = await source.prompt()
+        feeder = SpeechTextFeeder(handle.outbox.drop, prompt, source.stop)
+        source.begin(feeder)
+        ids = prompt.token_ids
+        self._add_speaker(run, request, self._entry, voice, ids, len(ids), feeder, handle)
+        run.add(source)
+        num_tokens = len(ids) + feeder.num_generated_rows
+        return PromptTokens(num_tokens, num_tokens, 0, 0, 0)
 
     def _prompt(self, handle: ArHandle, request: OmniRequest, outputs: frozenset[Output]) -> Prompt:
         if request.prompt is not None:
@@ -275,11 +310,13 @@ class Orchestrator:
         request: OmniRequest,
         name: str,
         voice: str,
-        prompt: EmbeddingsPrompt,
-        *,
-        is_limited: bool,
+        prompt: tuple[int, ...],
+        num_replaced: int,
+        feeder: RowFeeder,
+        handle: ArHandle | None = None,
     ) -> ArTask:
-        """Adds the stage that receives the entry's embeddings. For `is_limited`, see `RowFeeder`."""
+        """Adds a stage that `feeder` feeds. `prompt` and `num_replaced` as in `EmbeddingsPrompt`; `handle` as in
+        `ArTask`."""
         stage, config = self._ar[name], self._config.stages[name]
         max_model_len = stage.any_engine.max_model_len
         assert isinstance(config, ArStage)
@@ -290,25 +327,18 @@ class Orchestrator:
             sampling if sampling.max_tokens is not None else replace(sampling, max_tokens=max_model_len),
             end_ids=self._family.stop_ids[config.model_stage],
             is_text=False,
-            rows=RowsInput(num_replaced=prompt.num_replaced),
+            rows=RowsInput(num_replaced=num_replaced),
         )
         _limit_tokens(
             params,
             max_model_len,
-            len(prompt.token_ids),
+            len(prompt),
             asked=asked,
             fields=self._param_names(name),
         )
-        num_first_rows = len(prompt.token_ids) - 1  # the row of the first generated token follows
-        drop = stage.any_engine.outbox.drop  # all replicas read the same queues
-        if prompt.text is None:
-            feeder = RowFeeder(drop, num_first_rows=num_first_rows, is_limited=is_limited)
-        else:
-            assert len(prompt.text.row_ids) == num_first_rows
-            feeder = TextRowFeeder(drop, prompt.text, is_limited=is_limited)
         audio = self._add_audio(run, request, name, voice)
         assert audio is not None
-        return run.add(ArTask(run, stage, prompt.token_ids, params, audio, source=feeder))
+        return run.add(ArTask(run, stage, prompt, params, audio, source=feeder, handle=handle))
 
     def _add_audio(
         self, run: RequestRun, request: OmniRequest, stage: str, voice: str | None
@@ -318,11 +348,18 @@ class Orchestrator:
         if decoding is None or request.speech is None or voice is None:
             return None
         seed = random.getrandbits(63) if request.speech.seed is None else request.speech.seed
+        clone = request.speech.clone
         audio = AudioTask(
             run,
             stage,
             decoding=decoding,
-            edge=decoding.factory(decoding.chunks, decoding.layout, voice=voice, noise_seed=seed % 2**64),
+            edge=decoding.factory(
+                decoding.chunks,
+                decoding.layout,
+                voice=voice,
+                noise_seed=seed % 2**64,
+                past=() if clone is None else _frames_of(clone, decoding.frames.num_codebooks),
+            ),
             stop_ids=self._family.stop_ids[self._config.stages[stage].model_stage],
         )
         return run.add(audio)
@@ -380,6 +417,11 @@ async def _reading(handle: ArHandle, began: float, deadline_s: float) -> AsyncIt
             yield
     except TimeoutError:
         raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None
+
+
+def _frames_of(clone: ClonedVoice, num_codebooks: int) -> list[Frame]:
+    frames = np.frombuffer(clone.frames, np.int16).reshape(-1, num_codebooks)
+    return [tuple(frame) for frame in frames.tolist()]
 
 
 def _num_chars(message: ChatMessage) -> int:

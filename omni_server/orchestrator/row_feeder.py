@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from omni_server.engine.feed_outbox import FeedOutbox
-from omni_server.family import MEDIA_ROW, TextRows
-from omni_server.protocol.rows import RowsFeed, RowsPayload, TextSegment
+from omni_server.family import MEDIA_ROW, SpeechPrompt, TextRows
+from omni_server.protocol.rows import ComposedSegment, RowsFeed, RowsPayload, TextSegment
 
 
 class RowFeeder:
@@ -142,3 +142,28 @@ class TextRowFeeder(RowFeeder):
         ids = tuple(takewhile(MEDIA_ROW.__ne__, self._ids[first:end]))
         self._num_fed += len(ids)
         return (TextSegment(first, ids),) if ids else ()
+
+
+class SpeechTextFeeder(RowFeeder):
+    """Feeds an entry that reads text: its prompt, then the ids of the rows of generated positions."""
+
+    def __init__(
+        self, drop: Callable[[RowsFeed], None], prompt: SpeechPrompt, on_close: Callable[[], None]
+    ) -> None:
+        """For `drop`, see `RowFeeder`. `on_close`: no more text is needed."""
+        super().__init__(drop, num_first_rows=len(prompt.token_ids), is_limited=False)
+        self._on_close = on_close
+        composed = (ComposedSegment(0, len(prompt.token_ids), prompt.rows),)
+        self._feed(RowsFeed(composed=composed, tail_ids=prompt.tail_ids))
+        self.speak(prompt.text_ids)
+        self.has_rows.set()
+
+    def speak(self, token_ids: Sequence[int]) -> None:
+        if token_ids:
+            first = self._num_first_rows + self.num_generated_rows
+            self.num_generated_rows += len(token_ids)
+            self._feed(RowsFeed(text=(TextSegment(first, tuple(token_ids)),)))
+
+    def close(self) -> None:
+        super().close()
+        self._on_close()

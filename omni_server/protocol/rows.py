@@ -73,6 +73,15 @@ class TextSegment(msgspec.Struct, frozen=True, array_like=True):
         return len(self.token_ids)
 
 
+class ComposedSegment(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive rows that the consumer's model composes (`stages.runtime.embeddings_in.ComposesRows`)."""
+
+    first_position: int
+    num_rows: int
+    data: bytes
+    """What they are composed of, in the family's own encoding."""
+
+
 class SharedBlock(msgspec.Struct, frozen=True, tag="shared", array_like=True):
     """A block inside a slot of a shared-memory queue of the edge; one portion of the slot belongs to it."""
 
@@ -125,14 +134,16 @@ class RowsFeed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Set only by the last feed: the sequence has this many rows, after which the tail begins."""
     text: tuple[TextSegment, ...] = ()
     """Rows that precede, separate or follow those of the payload."""
+    composed: tuple[ComposedSegment, ...] = ()
+    """Rows that the consumer's model composes, such as all of its prompt."""
     tail_ids: tuple[int, ...] = ()
     """The tail (`RowsPayload.tail`) as text; sent with the first feed."""
 
     @property
-    def segments(self) -> list[Segment | TextSegment]:
+    def segments(self) -> list[Segment | TextSegment | ComposedSegment]:
         """All rows of the feed, by position. They must continue where the earlier rows end, without gaps."""
         rows = () if self.payload is None else self.payload.segments
-        return sorted((*rows, *self.text), key=lambda segment: segment.first_position)
+        return sorted((*rows, *self.text, *self.composed), key=lambda segment: segment.first_position)
 
     @property
     def shared_block(self) -> SharedBlock | None:

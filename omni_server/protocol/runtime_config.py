@@ -59,6 +59,11 @@ class StageRuntimeConfig(msgspec.Struct, frozen=True):
     predictor_sampling: PredictorSamplingSpec = PredictorSamplingSpec()
     """How these codes are sampled."""
 
+    @property
+    def is_fed(self) -> bool:
+        """Whether rows arrive while requests run: from another stage, or of text."""
+        return bool(self.input_queues) or self.row_table
+
     def compute_hash(self) -> str:
         """Called by `vllm.config.VllmConfig.compute_hash`."""
         return hashlib.sha256(

@@ -1,7 +1,7 @@
 """The requests that enter the server and the events that leave it. No I/O, no torch, no vLLM."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
@@ -146,6 +146,18 @@ class SamplingConfig:
 
 
 @dataclass(frozen=True)
+class ClonedVoice:
+    """A voice that a model speaks with, made of a recording by the model's encoders."""
+
+    vector: bytes
+    """float32, as wide as the rows of the model."""
+    frames: bytes = b""
+    """Codec frames of the recording, int16 `[num_frames, codebooks]`; only with `text`."""
+    text: str = ""
+    """What is said in the recording."""
+
+
+@dataclass(frozen=True)
 class SpeechOutput:
     """Present in a request for a spoken answer."""
 
@@ -156,6 +168,17 @@ class SpeechOutput:
     text: str | None = None
     """Text to speak, word for word, as the answer to the messages. The model generates no text, so its
     sampling has no effect. None speaks the model's text."""
+    language: str | None = None
+    """Name of the language, in any case; None and "auto" leave it to the model."""
+    instructions: str | None = None
+    """How to speak, or a description of the voice."""
+    pieces: AsyncIterator[str] | None = None
+    """In place of `text`, for models that read: the text, spoken while it is written."""
+    text_first: bool | None = None
+    """For models that read: the prompt has all of the text, instead of a token for each frame of speech. By
+    default, `pieces` are spoken as they come, and a text that is given as the model's reference does it."""
+    clone: ClonedVoice | None = None
+    """For models that clone voices."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,9 @@ class Code2WavLayout(CodecLayout):
 class TalkerToCode2Wav:
     """Implements `omni_server.family.CodecEdge` for one stream. A frame is one codec token."""
 
-    def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
+    def __init__(
+        self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int, past: Sequence[Frame] = ()
+    ) -> None:
         assert isinstance(plan, Code2WavChunks)
         assert isinstance(layout, Code2WavLayout)
         check_margin(plan, layout)

@@ -20,10 +20,10 @@ from omni_server.family import (
 )
 from omni_server.types import Output
 from stages.chat_prompts import PromptRenderer
-from stages.qwen3_omni.codec_layout import code2wav_layout
 from stages.qwen3_omni.ids import read_special_ids
-from stages.qwen3_omni.options import Code2WavStage
 from stages.qwen3_omni.talker_prompt import talker_prompt
+from stages.qwen_codec.codec_layout import code2wav_layout
+from stages.qwen_codec.options import Code2WavStage
 from stages.qwen_omni.chats import QwenOmniModel
 
 DEFAULT_VOICE = "Ethan"
@@ -48,7 +48,7 @@ PIPELINE = Pipeline(
             "talker",
             "code2wav",
             TokenFrames(num_codebooks=NUM_CODEBOOKS, num_predicted=NUM_CODEBOOKS - 1),
-            "stages.qwen3_omni.talker_to_code2wav:TalkerToCode2Wav",
+            "stages.qwen_codec.talker_to_code2wav:TalkerToCode2Wav",
             # The decoder's state holds all of the past, and the future has no influence.
             ChunkPlan(past_blocks=0, new_blocks=(1, 2, 4, 8), future_blocks=0),
         ),
@@ -66,7 +66,7 @@ class Qwen3OmniFamily:
     engine_modules: tuple[str, ...] = (
         "stages.qwen3_omni.thinker",
         "stages.qwen3_omni.talker",
-        "stages.qwen3_omni.code2wav.model",
+        "stages.qwen3_omni.code2wav",
     )
     default_configs: DefaultConfigs | None = DefaultConfigs(gpu="qwen3_omni", demo="qwen3_omni.demo-cpu")
 
@@ -101,7 +101,7 @@ class Qwen3OmniFamily:
     def register(self) -> None:
         from vllm import ModelRegistry
 
-        from stages.qwen3_omni.code2wav.model import Qwen3OmniCode2Wav
+        from stages.qwen3_omni.code2wav import Qwen3OmniCode2Wav
         from stages.qwen3_omni.hf_overrides import CODE2WAV, TALKER, THINKER
         from stages.qwen3_omni.talker import Qwen3OmniTalker
         from stages.qwen3_omni.thinker import Qwen3OmniThinker

@@ -12,9 +12,9 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.family import KvLayout, Quantizable, StageFootprint
 from stages.checkpoint_footprint import dtype_name, quantizable, read_config, widest_layer
-from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.state import values_per_stream
-from stages.qwen3_omni.options import Code2WavStage
+from stages.qwen3_omni.codec_network import Qwen3OmniNetwork
+from stages.qwen_codec.code2wav.state import values_per_stream
+from stages.qwen_codec.options import Code2WavStage
 
 _LANGUAGE_MODEL = "thinker.model.layers."
 _FP8 = {
@@ -86,7 +86,7 @@ def _code2wav(
     decoder = whole.code2wav_config
     dtype = stage.compute_dtype(config.platform)
     with torch.device("meta"):
-        state = values_per_stream(Code2WavNetwork(decoder))
+        state = values_per_stream(Qwen3OmniNetwork(decoder))
     # The widest layer holds its input, and output, activations and their copy with the state in front.
     widest = widest_layer(decoder.decoder_dim, math.prod(decoder.upsampling_ratios), decoder.upsample_rates)
     return StageFootprint(

@@ -27,7 +27,7 @@ class CodePredictorSizes:
     vocab_size: int
     """Of each predicted codebook."""
     hidden_size: int
-    """As the talker's."""
+    talker_width: int
     intermediate_size: int
     num_layers: int
     num_heads: int
@@ -50,9 +50,12 @@ class CodePredictor(nn.Module):
         torch everywhere else."""
         super().__init__()
         self.num_predicted = sizes.num_predicted
-        tables = (sizes.num_predicted, sizes.vocab_size, sizes.hidden_size)
-        self.codec_embedding = nn.Parameter(torch.empty(tables))
-        self.lm_head = nn.Parameter(torch.empty(tables))
+        tables = (sizes.num_predicted, sizes.vocab_size)
+        self.codec_embedding = nn.Parameter(torch.empty(*tables, sizes.talker_width))
+        self.lm_head = nn.Parameter(torch.empty(*tables, sizes.hidden_size))
+        self.input_projection: nn.Linear | None = None
+        if sizes.talker_width != sizes.hidden_size:
+            self.input_projection = nn.Linear(sizes.talker_width, sizes.hidden_size)
         self.layers = nn.ModuleList(_Layer(sizes) for _ in range(sizes.num_layers))
         self.norm = nn.Parameter(torch.ones(sizes.hidden_size))
         self.operations = DecoderOperations(sizes.rms_norm_eps)
@@ -73,8 +76,8 @@ class CodePredictor(nn.Module):
         self._not_loaded = set(self._checkpoint_parts())
 
     def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, choose: Choose) -> torch.Tensor:
-        """Codes int64 `[n, num_predicted]`, for the talker's `hidden` states `[n, width]` and the `embedded`
-        tokens `[n, width]` sampled from them; `n` is at most `max_batch_size`."""
+        """Codes int64 `[n, num_predicted]`, for the talker's `hidden` states `[n, talker_width]` and the
+        `embedded` tokens `[n, talker_width]` sampled from them; `n` is at most `max_batch_size`."""
         inputs, first = torch.stack((hidden, embedded), 1), 0
         codes: list[torch.Tensor] = []
         for codebook in range(self.num_predicted):
@@ -85,17 +88,19 @@ class CodePredictor(nn.Module):
         return torch.stack(codes, 1)
 
     def embed(self, codes: torch.Tensor) -> torch.Tensor:
-        """The sum of the embeddings of `codes` `[n, num_predicted]`: float32 `[n, width]`."""
+        """The sum of the embeddings of `codes` `[n, num_predicted]`: float32 `[n, talker_width]`."""
         vocabulary = self.codec_embedding.shape[1]
         first_rows = torch.arange(self.num_predicted, device=codes.device) * vocabulary
         embedded = functional.embedding(codes + first_rows, self.codec_embedding.flatten(0, 1))
         return embedded.sum(1, dtype=torch.float32)
 
     def _logits(self, inputs: torch.Tensor, first: int, codebook: int) -> torch.Tensor:
-        """`[n, vocabulary]` for the last of `inputs` `[n, count, width]`, which are at positions from
-        `first`."""
-        count, width = inputs.shape[1:]
-        hidden = inputs.reshape(-1, width)
+        """`[n, vocabulary]` for the last of `inputs` `[n, count, talker_width]`, which are at positions
+        from `first`."""
+        count = inputs.shape[1]
+        hidden = inputs.flatten(0, 1)
+        if self.input_projection is not None:
+            hidden = self.input_projection(hidden)
         for layer, cache in zip(self.layers, self.cache, strict=True):
             hidden = layer(hidden, self.cos, self.sin, cache, first, count, self.operations)
         last = hidden[count - 1 :: count]
@@ -134,6 +139,9 @@ class CodePredictor(nn.Module):
     def _checkpoint_parts(self) -> dict[str, tuple[str, torch.Tensor]]:
         """By name in the checkpoint: the name of a parameter, and the part of it."""
         parts = {"model.norm.weight": ("norm", self.norm.data)}
+        if self.input_projection is not None:
+            for name, weight in self.input_projection.named_parameters():
+                parts[f"small_to_mtp_projection.{name}"] = f"input_projection.{name}", weight.data
         for index in range(self.num_predicted):
             parts[f"model.codec_embedding.{index}.weight"] = (
                 "codec_embedding",

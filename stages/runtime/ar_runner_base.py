@@ -18,7 +18,7 @@ from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, AsyncModelRunnerOutput, M
 
 from omni_server.protocol.corruption import Corruption
 from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, decode_request
-from stages.runtime.embeddings_in import HasRowTable, RowOverlay
+from stages.runtime.embeddings_in import ComposesRows, HasRowTable, RowOverlay
 from stages.runtime.embeddings_out import PendingRows, RowEmitter, consumer_prompt, last_sent
 from stages.runtime.fractional_positions import unpacked
 from stages.runtime.frame_predictor import CodeHistory, PendingCodes, frame_predictor
@@ -88,6 +88,8 @@ class RowRunnerMixin(VllmRunner):
             if not isinstance(model, HasRowTable):
                 raise TypeError(f"{type(model).__name__} has no table of rows for text ids")
             self.row_overlay.use_table(model.row_table())
+            if isinstance(model, ComposesRows):
+                self.row_overlay.compose_rows = model.compose_rows
 
     @torch.inference_mode()
     def warm_up_predictor(self) -> None:

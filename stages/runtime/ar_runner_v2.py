@@ -188,7 +188,7 @@ class ARModelRunnerV2Mixin(RowRunnerMixin):
         # vLLM's sampler if it is of another class, and under speculation, whose sampler refers to the one it
         # was given.
         if (
-            self.stage_config.input_queues
+            self.stage_config.is_fed
             and type(self.sampler) is Sampler
             and self.vllm_config.speculative_config is None
         ):

@@ -1,6 +1,6 @@
 """The consumer's own copy of the rows of all its requests, in host memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from omni_server.protocol.rows import (
+    ComposedSegment,
     InlineBlock,
     RowDtype,
     RowsFeed,
@@ -86,6 +87,8 @@ class RowStore:
         self._refused: set[str] = set()
         self._format: tuple[int, RowDtype] | None = None
         self._table: npt.NDArray[np.uint8] | None = None  # [vocabulary, row_bytes]
+        self.compose_rows: Callable[[bytes], torch.Tensor] | None = None
+        """`stages.runtime.embeddings_in.ComposesRows.compose_rows`"""
 
     def use_table(self, rows: torch.Tensor) -> None:
         """Look up the rows of text in `rows`, `[vocabulary, width]` on the CPU, which must not change. Rows
@@ -113,7 +116,7 @@ class RowStore:
         """Copy the feed's rows and release its reference; look up those of text.
 
         Raises `ValueError` for a stale reference, a gap in the positions, rows of another width or dtype, a
-        text id without a row, or a final length above the number of rows.
+        text id without a row, rows that cannot be composed, or a final length above the number of rows.
         """
         block = None if feed.payload is None else feed.payload.block
         if isinstance(block, SharedBlock):
@@ -147,7 +150,7 @@ class RowStore:
     def _take(self, request_id: str, feed: RowsFeed, block: npt.NDArray[np.uint8]) -> None:
         """`block`: the bytes of the payload."""
         payload = feed.payload
-        if request_id in self._refused or (payload is None and not feed.text):
+        if request_id in self._refused or not (feed.segments or feed.tail_ids):
             return
         request = self._requests.setdefault(request_id, StoredRows())
         positions, num_located = None, 0
@@ -166,6 +169,9 @@ class RowStore:
                 raise ValueError(f"rows from position {segment.first_position}, but {first} rows are there")
             if isinstance(segment, TextSegment):
                 request.rows += self._looked_up(segment.token_ids)
+                continue
+            if isinstance(segment, ComposedSegment):
+                request.rows += self._composed(segment)
                 continue
             assert payload is not None
             request.rows += self._copied(payload, segment, block)
@@ -190,6 +196,14 @@ class RowStore:
             converted = torch.from_numpy(rows).view(ROW_DTYPES[payload.dtype]).to(self.dtype)
             rows = converted.view(torch.uint8).numpy()
         return list(rows)
+
+    def _composed(self, segment: ComposedSegment) -> list[Row]:
+        if self.compose_rows is None:
+            raise ValueError("rows are to be composed, but this stage's model composes none")
+        rows = self.compose_rows(segment.data)
+        if len(rows) != segment.num_rows:
+            raise ValueError(f"{len(rows)} rows were composed instead of {segment.num_rows}")
+        return list(rows.contiguous().view(torch.uint8).numpy())
 
     def _looked_up(self, token_ids: tuple[int, ...]) -> list[Row]:
         table = self._table

@@ -126,6 +126,16 @@ class HasRowTable(Protocol):
         ...
 
 
+@runtime_checkable
+class ComposesRows(Protocol):
+    """The model of a stage that gets rows as `omni_server.protocol.rows.ComposedSegment`."""
+
+    def compose_rows(self, data: bytes) -> torch.Tensor:
+        """Returns the rows of a segment, `[num_rows, width]` in the row table's dtype on the CPU. Called on
+        every rank. Raises `ValueError` for data that names what does not exist."""
+        ...
+
+
 class RowOverlay(RowStore):
     """Holds the rows of every fed request, from its first feed until it ends.
 

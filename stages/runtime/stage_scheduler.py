@@ -6,6 +6,7 @@ that vLLM's own diffusion scheduler uses for this, or, for a waiting request, ov
 """
 
 import os
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -51,6 +52,10 @@ PROMPT_DELAY_S, MAX_PROMPT_DELAY_S = (0.012, 0.048) if current_platform.is_cpu()
 two cores takes 5 to 9 ms for each. If the first of four simultaneous prompts is computed alone, its windows are
 decoded apart from then on, for 10 % more CPU time."""
 
+MAX_HOLD_S = 0.2
+"""How long a request that waits for rows keeps its seat from others. The rows of a text that a model writes come
+far sooner; to go on, the request is computed again."""
+
 COMPILE_NICENESS = 10
 """Gives a tenth of the engine's share of a contended core. With much less, a thread that holds the
 interpreter lock would keep the engine waiting."""
@@ -69,6 +74,8 @@ class StageScheduler(BatchingScheduler):
         self._has_codes = config.num_predicted > 0
         self._feeds = FeedTracker(open_queues(config.input_queues))
         self._senders: dict[str, float] = {}  # position behind the last row that is sent
+        self._held_since: dict[str, float] = {}
+        """When a running request was first found without the row of its next step."""
         self._token_blocks: dict[str, TokenBlock] = {}
         self._findings: dict[str, Corruption] = {}  # requests to end with the next output
         self._is_output_full = False
@@ -79,8 +86,7 @@ class StageScheduler(BatchingScheduler):
         self.structured_output_manager.executor = ThreadPoolExecutor(
             max(1, (os.cpu_count() or 1) // 2), "grammar compiler", os.nice, (COMPILE_NICENESS,)
         )
-        is_fed = bool(config.input_queues)
-        self.batching_delay = None if is_fed else BatchingDelay(PROMPT_DELAY_S, MAX_PROMPT_DELAY_S)
+        self.batching_delay = None if config.is_fed else BatchingDelay(PROMPT_DELAY_S, MAX_PROMPT_DELAY_S)
 
     # -- lifecycle of requests and feeds (both arrive as vLLM's ADD)
 
@@ -120,6 +126,7 @@ class StageScheduler(BatchingScheduler):
         for request_id in self.finished_req_ids:
             self._findings.pop(request_id, None)
             self._senders.pop(request_id, None)
+            self._held_since.pop(request_id, None)
             self._token_blocks.pop(request_id, None)
             self._grammars.pop(request_id, None)
             self._feeds.forget(request_id)
@@ -148,12 +155,17 @@ class StageScheduler(BatchingScheduler):
         self._is_output_full = bool(
             self._senders and self._output_queue is not None and self._output_queue.num_free() == 0
         )
+        now = time.monotonic()
         for request in self.running:
-            if not self._may_run(request):
-                # super().schedule() first adds 1 to current_step and then skips requests whose eligible step
-                # is in the future: + 2 skips exactly this call.
-                eligible = self.current_step + 2
-                request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
+            if self._may_run(request):
+                self._held_since.pop(request.request_id, None)
+                continue
+            self._held_since.setdefault(request.request_id, now)
+            # super().schedule() first adds 1 to current_step and then skips requests whose eligible step
+            # is in the future: + 2 skips exactly this call.
+            eligible = self.current_step + 2
+            request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
+        self._free_seats(now)
         # vLLM advances `num_computed_tokens` when it schedules a request.
         requests = self.requests if self._senders else {}
         sending = {name for name, request in requests.items() if self._sends_rows(request)}
@@ -166,6 +178,17 @@ class StageScheduler(BatchingScheduler):
         if slot is not None or self._feeds.has_pending:
             attach_step(output, StageStep(slot, self._feeds.take_pending()))
         return output
+
+    def _free_seats(self, now: float) -> None:
+        """Preempts requests that have waited long for rows, while others that may run wait for a seat."""
+        if len(self.running) < self.max_num_running_reqs:
+            return
+        num_ready = sum(map(self._may_run, self.waiting))
+        held = [r for r in self.running if now - self._held_since.get(r.request_id, now) >= MAX_HOLD_S]
+        for request in held[:num_ready]:
+            self.running.remove(request)
+            del self._held_since[request.request_id]
+            self._preempt_request(request, now)
 
     def has_requests(self) -> bool:
         """Returns False while every request waits for rows: the engine then blocks until a feed arrives.

@@ -1,6 +1,6 @@
-"""Write a Qwen2.5-Omni or Qwen3-Omni checkpoint, or a Diffusers pipeline, with random weights, which answers
-any request with nonsense; or one without weights, optionally of the genuine sizes, for `omni-server serve
---load-format dummy`."""
+"""Write a Qwen2.5-Omni, Qwen3-Omni or Qwen3-TTS checkpoint, or a Diffusers pipeline, with random weights,
+which answers any request with nonsense; or one without weights, optionally of the genuine sizes, for
+`omni-server serve --load-format dummy`."""
 
 import argparse
 import os
@@ -16,13 +16,14 @@ def main() -> None:
     parser.add_argument(
         "--family",
         default="qwen2_5_omni",
-        help="qwen2_5_omni, qwen3_omni or diffusers (default: qwen2_5_omni)",
+        help="qwen2_5_omni, qwen3_omni, qwen3_tts or diffusers (default: qwen2_5_omni)",
     )
     parser.add_argument(
         "--size",
         default="tiny",
-        help="tiny, wide, or a genuine size: 7b and 3b are Qwen2.5-Omni-7B and -3B, 30b is "
-        "Qwen3-Omni-30B-A3B-Instruct, qwen-image is Qwen-Image (default: tiny)",
+        help="tiny, wide (of qwen3_tts: tiny-0.6b), or a genuine size: 7b and 3b are Qwen2.5-Omni-7B and "
+        "-3B, 30b is Qwen3-Omni-30B-A3B-Instruct, 1.7b and 0.6b are Qwen3-TTS, qwen-image is Qwen-Image "
+        "(default: tiny)",
     )
     parser.add_argument(
         "--weights",
@@ -44,7 +45,9 @@ def main() -> None:
         help="precision of the language models (default: float32; genuine sizes: bfloat16)",
     )
     parser.add_argument(
-        "--pipeline", help="of --family diffusers: qwen-image (default), qwen-image-edit, sd15, sd3 or flux"
+        "--pipeline",
+        help="of --family diffusers: qwen-image (default), qwen-image-edit, sd15, sd3 or flux; of qwen3_tts: "
+        "custom_voice (default), voice_design or base",
     )
     args = parser.parse_args()
 

@@ -25,7 +25,7 @@ _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+"
 )
-_SPACE = "Ġ"  # the byte-level alphabet's sign for a space
+SPACE = "Ġ"  # the byte-level alphabet's sign for a space
 
 _GENUINE_WORD_IDS = {"user": 872, "system": 8948, "assistant": 77091}
 _GENUINE_PLAIN_TOKENS = 151643
@@ -40,26 +40,29 @@ class TokenizerLayout:
     decoded text."""
     named: Mapping[str, str]
     """Attributes of the tokenizer that the family's processor reads."""
-    chat_template: str
+    chat_template: str | None
     processor_class: str
+    more_words: tuple[str, ...] = ()
+    """Further single tokens, never generated."""
 
     def added_ids(self, vocab: Mapping[str, int]) -> dict[str, int]:
         return {content: len(vocab) + i for i, (content, _) in enumerate(self.added)}
 
 
 def write_words_tokenizer(folder: Path, vocabulary: Vocabulary, layout: TokenizerLayout) -> dict[str, int]:
-    """Write the tokenizer's files and the chat template; returns the plain tokens' ids.
+    """Write the tokenizer's files and the chat template, if there is one; returns the plain tokens' ids.
 
     "small" packs all ids without gaps; "full" puts added tokens and roles where the genuine tokenizer has
     them and fills the rest with unreachable entries.
     """
-    vocab, merges = _plain_vocabulary()
+    vocab, merges = _plain_vocabulary(layout.more_words)
     if vocabulary == "full":
         vocab = _spread_to_genuine_ids(vocab)
     tokenizer = _tokenizer(models.BPE(vocab=vocab, merges=merges), _SPLIT, layout)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     _write_tokenizer_config(folder, layout.added_ids(vocab), "Qwen2Tokenizer", layout)
-    dump(folder / "chat_template.json", {"chat_template": layout.chat_template}, ensure_ascii=False)
+    if layout.chat_template is not None:
+        dump(folder / "chat_template.json", {"chat_template": layout.chat_template}, ensure_ascii=False)
     dump(folder / "vocab.json", vocab, indent=None, ensure_ascii=False)
     (folder / "merges.txt").write_text(
         "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8"
@@ -70,7 +73,7 @@ def write_words_tokenizer(folder: Path, vocabulary: Vocabulary, layout: Tokenize
 
 def spoken_ids(vocab: Mapping[str, int]) -> tuple[int, ...]:
     """The tokens that a checkpoint of `write_words_tokenizer` may generate."""
-    return tuple(sorted([vocab[_SPACE + word] for word in SPOKEN] + [vocab[mark] for mark in PUNCTUATION]))
+    return tuple(sorted([vocab[SPACE + word] for word in SPOKEN] + [vocab[mark] for mark in PUNCTUATION]))
 
 
 def padded_vocab_size(num_ids: int) -> int:
@@ -86,10 +89,10 @@ def _byte_alphabet() -> list[str]:
     return [chr(b) for b in kept] + [chr(256 + i) for i in range(moved)]
 
 
-def _plain_vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]]:
+def _plain_vocabulary(more_words: tuple[str, ...]) -> tuple[dict[str, int], list[tuple[str, str]]]:
     vocab = {character: i for i, character in enumerate(_byte_alphabet())}
     merges: list[tuple[str, str]] = []
-    for word in [*(_SPACE + w for w in (*SPOKEN, *PROMPTED)), *BARE]:
+    for word in [*(SPACE + w for w in (*SPOKEN, *PROMPTED)), *BARE, *more_words]:
         for end in range(1, len(word)):
             longer = word[: end + 1]
             if longer not in vocab:

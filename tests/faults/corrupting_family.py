@@ -20,7 +20,7 @@ from omni_server.orchestrator.row_feeder import TextRowFeeder
 from omni_server.protocol.rows import RowsFeed, RowsPayload, TextSegment
 from stages.qwen3_omni import FAMILY
 from stages.qwen3_omni.family import Qwen3OmniFamily, Qwen3OmniModel
-from stages.qwen3_omni.talker_to_code2wav import TalkerToCode2Wav
+from stages.qwen_codec.talker_to_code2wav import TalkerToCode2Wav
 from tests.faults.orders import FOLDER_VARIABLE
 from tests.faults.replaced_models import override_with, register_models
 
@@ -138,8 +138,10 @@ def spoiled_outputs(
 class SpoiledWindows(TalkerToCode2Wav):
     """The victim's second window."""
 
-    def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
-        super().__init__(plan, layout, voice=voice, noise_seed=noise_seed)
+    def __init__(
+        self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int, past: Sequence[Frame] = ()
+    ) -> None:
+        super().__init__(plan, layout, voice=voice, noise_seed=noise_seed, past=past)
         self._is_victim = voice == VICTIM_VOICE
         self._sent: list[DecoderWindow] = []
         if self._is_victim:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from stages.qwen3_omni.code2wav.model import Qwen3OmniCode2Wav
-from stages.qwen3_omni.codec_window import CodecWindow
+from stages.qwen3_omni.code2wav import Qwen3OmniCode2Wav
 from stages.qwen3_omni.talker import Qwen3OmniTalker
 from stages.qwen3_omni.thinker import Qwen3OmniThinker
+from stages.qwen_codec.codec_window import CodecWindow
 from stages.runtime.code_sampling import Choose
 from stages.runtime.diffusion_model import DiffusionBatch
 from tests.faults.orders import FOLDER_VARIABLE

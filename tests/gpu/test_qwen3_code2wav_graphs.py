@@ -11,14 +11,13 @@ import torch
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-from stages.qwen3_omni.code2wav.graphed_passes import GraphedPasses
-from stages.qwen3_omni.code2wav.model import layout_of
-from stages.qwen3_omni.code2wav.network import Code2WavNetwork
-from stages.qwen3_omni.code2wav.passes import Passes
-from stages.qwen3_omni.code2wav.stream_decoder import StreamDecoder
+from stages.qwen_codec.code2wav.graphed_passes import GraphedPasses
+from stages.qwen_codec.code2wav.network import Code2WavNetwork
+from stages.qwen_codec.code2wav.passes import Passes
+from stages.qwen_codec.code2wav.stream_decoder import StreamDecoder
 from stages.runtime.cuda_graphs import CudaGraphRecorder
 from tests.reference.qwen3_code2wav import random_code2wav
-from tests.unit.stages.qwen3_omni.code2wav.speech import Stream, advance, network_like
+from tests.unit.stages.qwen_codec.code2wav.speech import Stream, advance, layout_of, network_like
 
 pytestmark = pytest.mark.gpu
 

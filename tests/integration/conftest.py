@@ -19,6 +19,7 @@ from tests.integration.parity import VIDEOS, qwen3_config
 from tests.integration.server_process import ServerProcess
 from tests.omni_families import FAMILIES, QWEN2_5_OMNI, QWEN3_OMNI, OmniFamily
 from tests.reference.qwen3_reference import Qwen3Reference
+from tests.reference.qwen3_tts import Qwen3TTSReference, write_checkpoints
 from tests.reference.reference import Reference
 from tests.unit.api.collector import Collector
 
@@ -55,6 +56,19 @@ def reference(checkpoint: Path, answer_folder: Path) -> Reference:
 @pytest.fixture(scope="session")
 def qwen3_reference(qwen3_checkpoint: Path, answer_folder: Path) -> Qwen3Reference:
     return Qwen3Reference(qwen3_checkpoint, answer_folder)
+
+
+@pytest.fixture(scope="session")
+def qwen3_tts_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one for each kind and size; see `TTSCase.checkpoint`."""
+    folder = tmp_path_factory.mktemp("qwen3_tts")
+    write_checkpoints(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def qwen3_tts_reference(qwen3_tts_checkpoints: Path, answer_folder: Path) -> Qwen3TTSReference:
+    return Qwen3TTSReference(qwen3_tts_checkpoints, answer_folder)
 
 
 class SharedPipelines:

@@ -30,7 +30,9 @@ class WindowInput(msgspec.Struct, frozen=True):
 class Windows:
     """Implements `omni_server.family.CodecEdge`. The decoder keeps no state and ignores context."""
 
-    def __init__(self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int) -> None:
+    def __init__(
+        self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int, past: Sequence[Frame] = ()
+    ) -> None:
         if plan.carries_state:
             raise ConfigError("this decoder keeps no state: set chunks.carry to false")
         self._voice = voice

@@ -6,14 +6,12 @@ Key names and their nesting follow the published Qwen3-Omni-30B-A3B-Instruct fil
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.checkpoints.codec_weights import CODEBOOKS, CODES
 from tests.checkpoints.json_files import Json, dump
 from tests.checkpoints.qwen3_omni.sizes import DemoSize, MoeTextSize
 from tests.checkpoints.qwen3_omni.tokens import TokenIds
 
 # Text ids are those of "small" or "full"; codec ids are always the genuine ones.
-CODES = 2048
-"""Codec ids 0..2047 are sounds, in each of the codebooks."""
-CODEBOOKS = 16
 CODEC_VOCABULARY = 3072
 """Of the first codebook. Ids from 2048 on are special; only the end can be sampled."""
 CODEC_PAD, CODEC_BOS, CODEC_END = 2148, 2149, 2150

@@ -13,7 +13,7 @@ from tests.checkpoints.tokenizer import (
 )
 
 # In the order of the genuine ids 151643, 151644, ...; True: special, left out of decoded text.
-_ADDED = (
+ADDED = (
     ("<|endoftext|>", True),
     ("<|im_start|>", True),
     ("<|im_end|>", True),
@@ -78,7 +78,7 @@ _CHAT_TEMPLATE = (
     "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_LAYOUT = TokenizerLayout(_ADDED, _NAMED, _CHAT_TEMPLATE, "Qwen3OmniMoeProcessor")
+_LAYOUT = TokenizerLayout(ADDED, _NAMED, _CHAT_TEMPLATE, "Qwen3OmniMoeProcessor")
 
 
 @dataclass(frozen=True)

@@ -1,71 +1,27 @@
-"""Random weights that make every input of every stage affect the output.
-
-As transformers initialises it, a model gives every question the same answer. Here matrices preserve the scale
-of their inputs, and a few are stronger, so that greedy tokens depend on all media, on the voice, on positions
-and on the repetition penalty, while the first and the second choice stay far apart compared with float32
-rounding.
-"""
-
-import math
+"""Random weights of a Qwen3-Omni demo checkpoint."""
 
 import torch
-from torch import nn
 from transformers import Qwen3OmniMoeForConditionalGeneration
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
-    Qwen3OmniMoeCode2Wav,
-    Qwen3OmniMoeTalkerForConditionalGeneration,
-)
 
-from tests.checkpoints.end_token import end_row
+from tests.checkpoints.codec_weights import calibrate_level, distribution, shape_codec_head
 from tests.checkpoints.qwen3_omni.config import (
-    CODEBOOKS,
     CODEC_BOS,
     CODEC_END,
     CODEC_NOTHINK,
     CODEC_PAD,
     CODEC_THINK_BOS,
     CODEC_THINK_END,
-    CODES,
     SPEAKERS,
 )
 from tests.checkpoints.qwen3_omni.tokens import TokenIds
-from tests.checkpoints.random_values import fill_parameters, normal
+from tests.checkpoints.random_values import fill_parameters
 from tests.checkpoints.text_head import shape_text_head
-
-_ATTENTION_GAIN = 1.4
-"""Scale of the norms of queries and keys in language models: attention selects few positions instead of
-averaging over the prompt, and a wrong position is as visible as a wrong token."""
-_PROJECTION_GAIN = 1.7
-"""Scale of the output layers of the talker's projections: SiLU in between leaves about 1 / 1.7 of the scale,
-and text is added to codec embeddings of scale 1.4."""
-_PREDICTED_EMBEDDING = 1 / math.sqrt(CODEBOOKS - 1)
-"""Scale of the embeddings of predicted codes: the sum of 15 is as strong as that of the sampled code."""
-_CODEC_LOGITS = 2.0
-_CODEC_SPREAD = 0.25
-"""Spread of the logarithm of row lengths. Some codes win more often than others, so codes repeat and the
-repetition penalty has an effect."""
-_CODEC_END = 0.03
-"""Chance of the end code once the text is used up."""
-_CODEC_BANNED = 2.0
-"""Scale of the special codes' rows: they would win often if not suppressed."""
-_END_LEAN = 2.0
-"""How far the end code's row leans towards the talker's mean state once the text is used up, relative to its
-random part: speech that outlasts its text ends sooner than speech that does not."""
-_RESIDUAL_SCALE = 0.5
-"""Of the decoder's residual branches, which transformers begins with at 0.01 and 1e-6."""
-_DECODER_GAIN = 0.6
-"""Scale of the decoder's convolutions, whose residual branches add up: with 1, values grow to 100 before the
-last one, and the rounding of large arguments in SnakeBeta's sine becomes audible."""
-_RMS = 0.1
-"""Waveform level."""
-
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @torch.no_grad()
 def fill(model: Qwen3OmniMoeForConditionalGeneration, ids: TokenIds, seed: int) -> None:
     """Overwrite all parameters with random values that give varied answers."""
-    fill_parameters(model, _distribution, seed)
+    fill_parameters(model, distribution, seed)
     shape_text_head(
         model.thinker.lm_head,
         model.thinker.model,
@@ -74,83 +30,19 @@ def fill(model: Qwen3OmniMoeForConditionalGeneration, ids: TokenIds, seed: int) 
         opening=[ids.im_end, ids.newline, ids.im_start, ids.assistant, ids.newline],
         seed=seed,
     )
-    _shape_codec_head(model.talker, model.thinker.get_input_embeddings(), ids, seed)
-    _calibrate_level(model.code2wav, seed)
-
-
-def _distribution(
-    module: nn.Module, module_name: str, name: str, parameter: nn.Parameter
-) -> tuple[float, float]:
-    """Mean and standard deviation of one parameter."""
-    kind = type(module).__name__
-    if name in ("alpha", "beta"):  # SnakeBeta's, on a logarithmic scale
-        return 0.0, 0.2
-    if name in ("gamma", "scale"):  # of residual branches
-        return _RESIDUAL_SCALE, 0.1
-    if module_name.endswith(("q_norm", "k_norm")):
-        return _ATTENTION_GAIN, 0.1
-    if "Norm" in kind and name == "weight":
-        return 1.0, 0.1
-    if name == "bias":
-        return 0.0, 0.05
-    if isinstance(module, nn.Embedding):
-        return 0.0, _PREDICTED_EMBEDDING if "code_predictor" in module_name else 1.0
-    gain = _DECODER_GAIN if "code2wav.decoder" in module_name else 1.0
-    if isinstance(module, nn.ConvTranspose1d):
-        # A kernel of twice the stride: two taps reach an output sample.
-        return 0.0, gain / math.sqrt(module.in_channels * module.kernel_size[0] / module.stride[0])
-    if isinstance(module, (nn.Linear, *_CONVOLUTIONS)) and name == "weight":
-        if module_name.startswith("talker.") and module_name.endswith("linear_fc2"):
-            gain = _PROJECTION_GAIN
-        return 0.0, gain / math.sqrt(parameter[0].numel())
-    if kind.endswith(("Experts", "Router")):  # the experts' matrices are stacked
-        return 0.0, 1 / math.sqrt(parameter.shape[-1])
-    raise AssertionError(f"no rule for parameter {module_name}.{name} of {kind}")
-
-
-def _shape_codec_head(
-    talker: Qwen3OmniMoeTalkerForConditionalGeneration, text: nn.Embedding, ids: TokenIds, seed: int
-) -> None:
-    """Keep only the rows of codes and special codes: real talkers never learn the other ids."""
-    weight = talker.codec_head.weight
-    rows = weight.clone()
-    weight.zero_()
-    length = (_CODEC_SPREAD * normal("codec_head.length", (CODES, 1), seed)).exp()
-    weight[:CODES] = rows[:CODES] * length * _CODEC_LOGITS
-
-    draw = torch.Generator().manual_seed(seed)
-    first = torch.cat([torch.tensor([CODEC_BOS]), torch.randint(CODES, (400,), generator=draw)])
-    frames = talker.get_input_embeddings()(first)
-    for table in talker.code_predictor.get_input_embeddings():
-        frames[1:] += table(torch.randint(CODES, (400,), generator=draw))
-    spoken = torch.tensor(ids.spoken)
-    words = spoken[torch.randint(len(spoken), first.shape, generator=draw)]
-
-    def hidden(text_ids: torch.Tensor) -> torch.Tensor:
-        fed = frames + talker.text_projection(text(text_ids))
-        return talker.model(inputs_embeds=fed[None]).last_hidden_state[0]
-
-    talking, exhausted = hidden(words), hidden(torch.tensor([ids.tts_pad]))
-    common = torch.stack([talking[0], talking[1:].mean(0), exhausted[1:].mean(0)])
-    lean = common[2] - common[1]
-    lean *= _END_LEAN / lean.norm() / math.sqrt(len(lean))
-    weight[CODEC_END] = end_row(rows[CODEC_END], _CODEC_END, weight, exhausted[1:], common, lean)
-    banned = (CODEC_PAD, CODEC_BOS, CODEC_NOTHINK, CODEC_THINK_BOS, CODEC_THINK_END, *SPEAKERS.values())
-    for code in banned:
-        weight[code] = rows[code] * _CODEC_BANNED * _CODEC_LOGITS
-
-
-def _calibrate_level(code2wav: Qwen3OmniMoeCode2Wav, seed: int) -> None:
-    """Scale the last convolution to the wanted level; random weights saturate the final clamp."""
-    last = code2wav.decoder[-1].conv
-    last.weight -= last.weight.mean(-1, keepdim=True)  # no direct current
-    last.bias.zero_()
-    levels: list[float] = []
-    hook = last.register_forward_hook(
-        lambda _m, _i, wave: levels.append(float(wave[..., 480:-480].square().mean().sqrt()))
+    talker, text = model.talker, model.thinker.get_input_embeddings()
+    shape_codec_head(
+        talker.codec_head,
+        talker.model,
+        talker.get_input_embeddings(),
+        talker.code_predictor.get_input_embeddings(),
+        lambda text_ids: talker.text_projection(text(text_ids)),
+        spoken=ids.spoken,
+        text_pad=ids.tts_pad,
+        bos=CODEC_BOS,
+        end=CODEC_END,
+        end_chance=0.03,
+        banned=(CODEC_PAD, CODEC_BOS, CODEC_NOTHINK, CODEC_THINK_BOS, CODEC_THINK_END, *SPEAKERS.values()),
+        seed=seed,
     )
-    draw = torch.Generator().manual_seed(seed)
-    code2wav(torch.randint(CODES, (1, CODEBOOKS, 30), generator=draw))
-    hook.remove()
-    # Two digits: rounding in the pass above (number of threads, kind of machine) must not affect weights.
-    last.weight *= float(f"{_RMS / levels[0]:.1e}")
+    calibrate_level(model.code2wav, seed)

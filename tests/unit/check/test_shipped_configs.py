@@ -27,6 +27,8 @@ from omni_server.family import load_family
 from tests.checkpoints.qwen2_5_omni.genuine import genuine_model_config as genuine_qwen2_5
 from tests.checkpoints.qwen3_omni.genuine import genuine_model_config as genuine_qwen3
 from tests.checkpoints.write import make_demo_checkpoint
+from tests.unit.stages.qwen3_tts.checkpoint import TINY
+from tests.unit.stages.qwen3_tts.checkpoint import write_checkpoint as write_tts
 
 GIB = 2**30
 FOUND_80, FOUND_141 = 79.1, 139.8
@@ -41,6 +43,7 @@ ON_GPUS = {
     "qwen3_omni.2gpu": ("30b", [FOUND_80, FOUND_80]),
     "qwen3_omni.4gpu": ("30b", [FOUND_80] * 4),
     "qwen3_omni.8gpu": ("30b", [FOUND_80] * 8),
+    "qwen3_tts": ("tts 1b7", [11.6]),
     "diffusers": ("qwen-image", [FOUND_80]),
 }
 """Model, and GiB of each GPU."""
@@ -48,6 +51,7 @@ ON_CPUS = {
     "qwen2_5_omni.cpu": ("7b", 27),
     "qwen2_5_omni.demo-cpu": ("tiny qwen2_5_omni", 4),
     "qwen3_omni.demo-cpu": ("tiny qwen3_omni", 4),
+    "qwen3_tts.demo-cpu": ("tts tiny", 4),
     "diffusers.demo-cpu": ("tiny diffusers", 4),
 }
 """Model, and GB of main memory."""
@@ -65,6 +69,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
             return make_demo_checkpoint(path / "tiny", family=model.removeprefix("tiny "), weights="dummy")
         if model == "qwen-image":
             return make_demo_checkpoint(path / "pipeline", family="diffusers", size=model, weights="dummy")
+        if model.startswith("tts "):
+            return write_tts(path, talker=TINY if model == "tts tiny" else None)
         config = genuine_qwen3() if model == "30b" else genuine_qwen2_5(model)
         (path / "config.json").write_text(json.dumps(config))
         return path

@@ -13,7 +13,7 @@ from omni_server.engine.engine_args import diffusion_engine_args
 from omni_server.errors import ConfigError
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from stages.qwen2_5_omni.options import Code2WavStage, SolverConfig
-from stages.qwen3_omni.options import Code2WavStage as Qwen3Code2WavStage
+from stages.qwen_codec.options import Code2WavStage as Qwen3Code2WavStage
 
 MODEL = Path(__file__).parent
 """vLLM looks for a model on the hub if its folder is missing."""

@@ -33,6 +33,7 @@ class Talker:
             num_predicted=NUM_PREDICTED,
             vocab_size=VOCABULARY,
             hidden_size=WIDTH,
+            talker_width=WIDTH,
             intermediate_size=48,
             num_layers=2,
             num_heads=4,

@@ -8,6 +8,7 @@ from vllm.v1.request import Request, RequestStatus
 from omni_server.protocol.rows import RowsFeed, RowsOutput, SharedBlock, SourceSpan
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
+from stages.runtime import stage_scheduler
 from stages.runtime.stage_scheduler import AsyncStageScheduler, StageScheduler
 from tests.unit.stages.scheduling import (
     AnyScheduler,
@@ -201,6 +202,30 @@ def test_a_preempted_request_is_taken_up_again_with_the_rows_it_has(
     assert talker.requests["b"].num_preemptions == 1
     talker.finish_requests("a", RequestStatus.FINISHED_ABORTED)
     assert worker.step() == {"b": 32}
+
+
+@pytest.mark.parametrize(("max_hold_s", "steps"), [(0.0, {"ready": 3}), (60.0, {})])
+def test_a_request_that_waits_long_for_rows_gives_its_seat_to_one_that_may_run(
+    tmp_path: Path,
+    shared: tuple[QueueSpec, SlabQueue],
+    monkeypatch: pytest.MonkeyPatch,
+    max_hold_s: float,
+    steps: dict[str, int],
+) -> None:
+    monkeypatch.setattr(stage_scheduler, "MAX_HOLD_S", max_hold_s)
+    talker, queue = make_scheduler(tmp_path, input_queue=shared[0], max_num_seqs=1), shared[1]
+    worker = Worker(talker)
+    talker.add_request(fed("held", 5))
+    talker.add_request(feed("held", rows(queue, 0, 5)))
+    assert worker.step() == {"held": 5}
+    consume(worker, queue)
+    assert worker.step() == {}
+    assert talker.requests["held"].num_preemptions == 0  # nobody wants its seat
+    talker.add_request(request("ready", 3, None))
+    assert worker.step() == steps
+    talker.finish_requests("ready", RequestStatus.FINISHED_ABORTED)
+    talker.add_request(feed("held", RowsFeed(final_length=5)))
+    assert worker.step() == {"held": 6 if steps else 1}
 
 
 # -- rows out

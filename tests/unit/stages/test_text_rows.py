@@ -1,10 +1,13 @@
 """Rows that the consumer looks up by text id, between rows that it is sent."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 from omni_server.protocol.rows import (
+    ComposedSegment,
     InlineBlock,
     RowDtype,
     RowsFeed,
@@ -120,6 +123,58 @@ def test_any_cutting_and_any_mixture_gives_the_same_rows() -> None:
         assert torch.equal(rows(made, 0, length), wanted)
 
 
+# -- rows that the model composes
+
+
+def composed(first: int, *numbers: int) -> ComposedSegment:
+    return ComposedSegment(first, len(numbers), bytes(numbers))
+
+
+def twofold(data: bytes) -> torch.Tensor:
+    """A row for each byte: that of its id, twice."""
+    if max(data) >= VOCABULARY:
+        raise ValueError(f"{max(data)} is no id")
+    return 2 * TABLE[list(data)]
+
+
+def test_rows_of_text_follow_a_composed_prompt() -> None:
+    made = store()
+    made.compose_rows = twofold
+    made.add("r", RowsFeed(composed=(composed(0, 3, 1),), tail_ids=(END, PAD)))
+    made.add("r", RowsFeed(text=(text(2, 7),), final_length=3))
+    assert torch.equal(rows(made, 0, 6), torch.cat([2 * TABLE[[3, 1]], TABLE[[7, END, PAD, PAD]]]))
+
+
+def test_a_tail_may_come_before_any_row() -> None:
+    made = store()
+    made.add("r", RowsFeed(tail_ids=(END, PAD)))
+    made.add("r", RowsFeed(text=(text(0, 3),), final_length=1))
+    assert torch.equal(rows(made, 0, 3), TABLE[[3, END, PAD]])
+
+
+@pytest.mark.parametrize(
+    ("segment", "compose", "detail"),
+    [
+        (composed(0, 99), twofold, "99 is no id"),
+        (ComposedSegment(0, 3, bytes([1, 2])), twofold, "2 rows were composed instead of 3"),
+        (composed(0, 1), None, "this stage's model composes none"),
+    ],
+)
+def test_rows_that_cannot_be_composed_end_their_request_and_no_other(
+    segment: ComposedSegment, compose: Callable[[bytes], torch.Tensor] | None, detail: str
+) -> None:
+    overlay = RowOverlay((), 0)
+    overlay.use_table(TABLE)
+    overlay.compose_rows = compose
+    for name, feed in (("bad", RowsFeed(composed=(segment,))), ("good", RowsFeed(text=(text(0, 4),)))):
+        overlay.announce(name, RowsInput(num_replaced=1))
+        overlay.feed(name, feed)
+    found = overlay.take_findings()
+    assert list(found) == ["bad"]
+    assert detail in found["bad"].detail
+    assert torch.equal(stored_rows(overlay, "good", 0, 1), TABLE[[4]])
+
+
 # -- the scheduler's count
 
 
@@ -131,7 +186,7 @@ def tracker() -> FeedTracker:
 
 def test_the_scheduler_counts_rows_of_text() -> None:
     made = tracker()
-    assert made.take("r", RowsFeed(text=(text(0, 3, 4),))) is None
+    assert made.take("r", RowsFeed(composed=(composed(0, 1),), text=(text(1, 4),))) is None
     assert made.take("r", RowsFeed(payload(2, numbered(2, 3)), text=(text(5, 6),))) is None
     assert [made.has_row("r", position) for position in (5, 6)] == [True, False]
     assert made.take("r", RowsFeed(final_length=6)) is None

@@ -25,9 +25,10 @@ from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.qwen3_omni.hf_overrides import TALKER, talker_config
-from stages.qwen3_omni.talker import Qwen3OmniTalker, TextRows
+from stages.qwen3_omni.talker import Qwen3OmniTalker
 from stages.qwen_codec import code_predictor
 from stages.qwen_codec.decoder_kernels import KernelOperations
+from stages.qwen_codec.frame_talker import TextRows
 from tests.checkpoints.write import make_demo_checkpoint
 
 VOCABULARY, THINKER_WIDTH, INNER, WIDTH = 9000, 24, 40, 16

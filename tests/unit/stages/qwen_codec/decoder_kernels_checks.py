@@ -133,6 +133,7 @@ def test_the_codes_of_a_frame(count: int) -> None:
         num_predicted=4,
         vocab_size=60,
         hidden_size=32,
+        talker_width=32,
         intermediate_size=48,
         num_layers=2,
         num_heads=4,

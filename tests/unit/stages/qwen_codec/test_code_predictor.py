@@ -1,7 +1,9 @@
-"""The code predictor against Qwen3-Omni's reference, on tiny random weights."""
+"""The code predictor against Qwen3-Omni's reference, on tiny random weights; behind a projection as in Qwen3-TTS,
+too."""
 
 import pytest
 import torch
+from torch import nn
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorConfig,
 )
@@ -9,8 +11,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
 )
 
-from stages.qwen3_omni.talker import predictor_sizes
 from stages.qwen_codec.code_predictor import CodePredictor
+from stages.qwen_codec.frame_talker import predictor_sizes
 from stages.runtime.code_sampling import Choose
 
 WIDTH, VOCABULARY, NUM_PREDICTED, BATCH = 32, 60, 15, 3
@@ -30,28 +32,13 @@ def config() -> Qwen3OmniMoeTalkerCodePredictorConfig:
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def reference() -> Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration:
     torch.manual_seed(0)
     model = Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration(config()).eval()
     for weight in model.parameters():
         torch.nn.init.normal_(weight, std=0.5 if weight.dim() > 1 else 1.0)
     return model
-
-
-@pytest.fixture(scope="module")
-def predictor(reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration) -> CodePredictor:
-    made = CodePredictor(predictor_sizes(config()), max_batch_size=BATCH)
-    made.load_weights(reference.state_dict().items())
-    return made
-
-
-@pytest.fixture(scope="module")
-def inputs() -> tuple[torch.Tensor, torch.Tensor]:
-    """The talker's hidden states and the embeddings of the sampled tokens."""
-    generator = torch.Generator().manual_seed(1)
-    hidden, embedded = torch.randn(2, BATCH, WIDTH, generator=generator)
-    return hidden, embedded
 
 
 def forced(codes: torch.Tensor, seen: list[torch.Tensor]) -> Choose:
@@ -63,15 +50,27 @@ def forced(codes: torch.Tensor, seen: list[torch.Tensor]) -> Choose:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("talker_width", [WIDTH, 40])
 def test_all_logits_are_those_of_the_reference_whatever_was_chosen_before(
-    reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration,
-    predictor: CodePredictor,
-    inputs: tuple[torch.Tensor, torch.Tensor],
+    reference: Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration, talker_width: int
 ) -> None:
-    codes = torch.randint(0, VOCABULARY, (BATCH, NUM_PREDICTED), generator=torch.Generator().manual_seed(2))
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, VOCABULARY, (BATCH, NUM_PREDICTED), generator=generator)
+    inputs = torch.randn(2, BATCH, talker_width, generator=generator)
+    weights, project = reference.state_dict(), nn.Identity()
+    if talker_width != WIDTH:
+        project = nn.Linear(talker_width, WIDTH)
+        weights |= {f"small_to_mtp_projection.{name}": weight for name, weight in project.named_parameters()}
+    tables = {f"model.codec_embedding.{i}.weight": torch.randn(VOCABULARY, talker_width) for i in range(15)}
+    weights |= tables
+    predictor = CodePredictor(predictor_sizes(config(), talker_width), max_batch_size=BATCH)
+    predictor.load_weights(weights.items())
+    predictor.check_loaded()
+    for table, weight in zip(reference.model.codec_embedding, tables.values(), strict=True):
+        table.weight.copy_(project(weight))
     seen: list[torch.Tensor] = []
     assert torch.equal(predictor(*inputs, forced(codes, seen)), codes)
-    step = reference(inputs_embeds=torch.stack(inputs, 1), use_cache=True)
+    step = reference(inputs_embeds=project(torch.stack(tuple(inputs), 1)), use_cache=True)
     for codebook in range(NUM_PREDICTED):
         torch.testing.assert_close(seen[codebook], step.logits[:, -1], atol=1e-4, rtol=1e-4)
         step = reference(
@@ -81,6 +80,8 @@ def test_all_logits_are_those_of_the_reference_whatever_was_chosen_before(
             generation_steps=min(codebook + 1, NUM_PREDICTED - 1),
         )
     assert len(seen) == NUM_PREDICTED
+    summed = sum(table[code] for table, code in zip(tables.values(), codes.T, strict=True))
+    torch.testing.assert_close(predictor.embed(codes), summed)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_all_logits_are_those_of_the_reference_whatever_was_chosen_before(
 def test_a_weight_of_another_name_or_shape_is_refused(
     name: str, shape: tuple[int, ...], message: str
 ) -> None:
-    made = CodePredictor(predictor_sizes(config()), max_batch_size=BATCH)
+    made = CodePredictor(predictor_sizes(config(), WIDTH), max_batch_size=BATCH)
     with pytest.raises(ValueError, match=message):
         made.load_weights([(name, torch.zeros(shape))])
 
@@ -105,4 +106,4 @@ def test_biases_which_no_published_model_has_are_refused() -> None:
     changed = config()
     changed.attention_bias = True
     with pytest.raises(ValueError, match="attention_bias is not supported"):
-        predictor_sizes(changed)
+        predictor_sizes(changed, WIDTH)

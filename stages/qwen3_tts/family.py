@@ -1,0 +1,189 @@
+"""Qwen3-TTS in the server process: texts, voices, ids, but no weights and no engine."""
+
+from pathlib import Path
+
+import msgspec
+
+from omni_server.config.checkpoint_files import config_errors
+from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.pipeline import EdgeSpec, Pipeline, StageSpec, TokenFrames
+from omni_server.config.stage_config import StageConfig
+from omni_server.errors import InvalidRequestError
+from omni_server.family import (
+    DefaultConfigs,
+    FamilyModel,
+    HfOverrides,
+    NeededFile,
+    SpeechText,
+    StageFootprint,
+)
+from omni_server.types import ChatMessage, ClonedVoice, Output, ReadAloud, SpeechOutput, Task, TextPart
+from stages.qwen3_tts.checkpoint_config import (
+    CODEC_FOLDER,
+    NUM_CODEBOOKS,
+    read_checkpoint_config,
+    read_decoder_config,
+)
+from stages.qwen3_tts.codec_layout import decoder_layout
+from stages.qwen3_tts.layout import Speaking, Voice
+from stages.qwen3_tts.spoken_text import SpokenText
+from stages.qwen3_tts.tokens import TextTokenizer
+from stages.qwen_codec.options import Code2WavStage
+
+PIPELINE = Pipeline(
+    stages={
+        "talker": StageSpec("ar", reads_text=True),
+        "code2wav": StageSpec("diffusion", output="audio", config=Code2WavStage, folder=CODEC_FOLDER),
+    },
+    edges=(
+        EdgeSpec(
+            "talker",
+            "code2wav",
+            TokenFrames(num_codebooks=NUM_CODEBOOKS, num_predicted=NUM_CODEBOOKS - 1),
+            "stages.qwen_codec.talker_to_code2wav:TalkerToCode2Wav",
+            # The decoder's state holds all of the past, and the future has no influence.
+            ChunkPlan(past_blocks=0, new_blocks=(1, 2, 4, 8), future_blocks=0),
+        ),
+    ),
+)
+
+NO_VOICE = "Default"
+"""The one name on the list of a checkpoint without voices, whose requests bring their own."""
+
+AUTO = "auto"
+"""The language that the model itself finds out."""
+
+
+class Qwen3TTSFamily:
+    """Implements `omni_server.family.ModelFamily`."""
+
+    pipeline = PIPELINE
+
+    architectures = ("Qwen3TTSForConditionalGeneration",)
+    reference: str | None = None
+    engine_modules: tuple[str, ...] = ("stages.qwen3_tts.talker", "stages.qwen3_tts.code2wav")
+    default_configs: DefaultConfigs | None = DefaultConfigs(gpu="qwen3_tts", demo="qwen3_tts.demo-cpu")
+
+    def open(self, model_dir: Path) -> "Qwen3TTSModel":
+        return Qwen3TTSModel(model_dir)
+
+    def needed_files(self) -> tuple[NeededFile, ...]:
+        return (
+            NeededFile(("tokenizer.json", "vocab.json"), "the tokenizer"),
+            NeededFile(("tokenizer_config.json",), "the tokenizer's settings"),
+            NeededFile((f"{CODEC_FOLDER}/config.json",), "the codec"),
+        )
+
+    def footprints(self, model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
+        from stages.qwen3_tts.footprint import stage_footprints
+
+        return stage_footprints(model_dir, config)
+
+    def outputs(self, model_dir: Path) -> frozenset[Output]:
+        return self.pipeline.outputs
+
+    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
+        # A late import: the server process does not need this before it starts the engines.
+        from stages.qwen3_tts.hf_config import code2wav_config, talker_config
+
+        overrides: dict[str, HfOverrides] = {"talker": talker_config, "code2wav": code2wav_config}
+        return overrides[model_stage]
+
+    def register(self) -> None:
+        from vllm import ModelRegistry
+
+        from stages.qwen3_tts.code2wav import Qwen3TTSCode2Wav
+        from stages.qwen3_tts.hf_config import CODE2WAV, TALKER, register_configs
+        from stages.qwen3_tts.talker import Qwen3TTSTalker
+
+        register_configs()
+        # Classes, not names: vLLM would import a name in a separate process to inspect the class.
+        ModelRegistry.register_model(TALKER, Qwen3TTSTalker)
+        ModelRegistry.register_model(CODE2WAV, Qwen3TTSCode2Wav)
+
+
+class Qwen3TTSModel(FamilyModel):
+    """One checkpoint folder. There are three kinds: CustomVoice has voices, VoiceDesign takes a description
+    of one, and Base clones one."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self._config = config = read_checkpoint_config(model_dir)
+        talker = config.talker_config
+        self._languages = {name.lower(): token for name, token in talker.codec_language_id.items()}
+        # The reference compares names in lower case, as they are in the published config.
+        self._speakers = {
+            name.capitalize(): token if isinstance(token, int) else token[0]
+            for name, token in talker.spk_id.items()
+        }
+        with config_errors(f"{model_dir / 'config.json'}: codec_language_id lacks the dialect of a speaker"):
+            self._dialects = {
+                name.capitalize(): self._languages[dialect]
+                for name, dialect in talker.spk_is_dialect.items()
+                if isinstance(dialect, str)
+            }
+        self.voices = tuple(self._speakers) or (NO_VOICE,)
+        self.default_voice = self.voices[0]
+        clone = ClonedVoice(bytes(4 * talker.hidden_size)) if config.tts_model_type == "base" else None
+        self.warm_up_speech = SpeechOutput(text="Hello", clone=clone)
+        self.stop_ids = {"talker": (talker.codec_eos_token_id,)}
+        self.codec = decoder_layout(msgspec.structs.asdict(read_decoder_config(model_dir)))
+        self._tokenizer = TextTokenizer(model_dir)
+
+    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
+        if not isinstance(task, ReadAloud):
+            raise InvalidRequestError("this model only reads text aloud", param="model")
+        return (ChatMessage("user", (TextPart(task.text),)),)
+
+    def speech_text(self, speech: SpeechOutput, voice: str) -> SpeechText:
+        is_text_first = speech.text_first
+        if is_text_first is None:  # the reference's `non_streaming_mode`
+            is_text_first = speech.pieces is None and speech.clone is None
+        speaking = Speaking(
+            self._voice(speech.clone, voice),
+            self._language(speech.language, voice),
+            self._instruction_ids(speech.instructions),
+            is_text_first,
+        )
+        return SpokenText(self._config, self._tokenizer, speaking)
+
+    def _voice(self, clone: ClonedVoice | None, voice: str) -> Voice:
+        is_base = self._config.tts_model_type == "base"
+        if clone is None:
+            if is_base:
+                raise InvalidRequestError(
+                    "this model speaks with a voice that it clones, and there is none to clone", param="voice"
+                )
+            return Voice(self._speakers.get(voice))
+        if not is_base:
+            raise InvalidRequestError("this model clones no voices", param="voice")
+        width = self._config.talker_config.hidden_size
+        if len(clone.vector) != 4 * width:
+            raise InvalidRequestError(
+                f"the vector of a voice has {width} numbers for this model", param="voice"
+            )
+        return Voice(None, clone.vector, clone.frames, self._tokenizer.plain_ids(clone.text))
+
+    def _language(self, language: str | None, voice: str) -> int | None:
+        name = AUTO if language is None else language.lower()
+        # A dialect cannot be asked for: it belongs to a voice.
+        known = [AUTO, *sorted(name for name in self._languages if "dialect" not in name)]
+        if name not in known:
+            raise InvalidRequestError(
+                f"Unknown language '{name[:64]}'; known are {', '.join(known)}", param="language"
+            )
+        if name in (AUTO, "chinese") and voice in self._dialects:
+            return self._dialects[voice]
+        return self._languages.get(name)
+
+    def _instruction_ids(self, instructions: str | None) -> tuple[int, ...]:
+        if not instructions:
+            return ()
+        if self._config.tts_model_size == "0b6":
+            raise InvalidRequestError(
+                "this model follows no instructions; the larger one, of 1.7B, does", param="instructions"
+            )
+        begin, end = map(self._tokenizer.template_ids, ("<|im_start|>user\n", "<|im_end|>\n"))
+        return (*begin, *self._tokenizer.plain_ids(instructions), *end)
+
+    def dtype_name(self) -> str:
+        return self._config.dtype_name

@@ -1,0 +1,43 @@
+"""The text of one request, on its way to the talker."""
+
+from omni_server.family import SpeechPrompt
+from stages.qwen3_tts.checkpoint_config import CheckpointConfig
+from stages.qwen3_tts.layout import Speaking, speech_prompt
+from stages.qwen3_tts.tokens import TextStream, TextTokenizer
+
+_ROLE = "<|im_start|>assistant\n"
+
+
+class SpokenText:
+    """Implements `omni_server.family.SpeechText`.
+
+    The role's line is tokenized on its own. The reference tokenizes both as one string, so white space with
+    a line break at the beginning of the text becomes one token with the role's own.
+    """
+
+    def __init__(self, config: CheckpointConfig, tokenizer: TextTokenizer, speaking: Speaking) -> None:
+        self._config = config
+        self._role_ids = tokenizer.template_ids(_ROLE)
+        self._speaking = speaking
+        self._stream = TextStream(tokenizer)
+        self._ids: tuple[int, ...] = ()
+        self._is_complete = False
+
+    def push(self, text: str) -> None:
+        self._ids += self._stream.push(text)
+
+    def finish(self) -> None:
+        self._ids += self._stream.finish()
+        self._is_complete = True
+
+    def prompt(self) -> SpeechPrompt | None:
+        is_enough = self._is_complete or self._speaking.has_enough(len(self._ids))
+        if not self._ids or not is_enough:
+            return None
+        return speech_prompt(
+            self._config, self._role_ids, self._speaking, self.take_ids(), is_complete=self._is_complete
+        )
+
+    def take_ids(self) -> tuple[int, ...]:
+        taken, self._ids = self._ids, ()
+        return taken

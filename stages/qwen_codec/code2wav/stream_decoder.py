@@ -1,0 +1,100 @@
+"""Computes the windows of many streams, from the state that each stream's previous window left."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from stages.qwen_codec.code2wav.passes import Passes
+from stages.qwen_codec.code2wav.streams import Place, StreamTable
+from stages.qwen_codec.codec_layout import Code2WavLayout
+from stages.qwen_codec.codec_window import CodecWindow
+
+
+@dataclass(frozen=True)
+class WindowJob:
+    """A valid window, on the CPU."""
+
+    window: CodecWindow
+    codes: torch.Tensor
+    """int64 [num_frames, codebooks]."""
+    past: torch.Tensor
+    """The frames of `CodecWindow.past`, int64 [num_past_frames, codebooks]."""
+
+
+@dataclass
+class _Track:
+    """What is left to compute for one window."""
+
+    slot: int
+    codes: torch.Tensor
+    num_silent: int
+    """Frames at the beginning of `codes` that only rebuild the state."""
+    seen: range
+    """Frames whose effect is in the slot's state."""
+    samples: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def next_frames(self) -> int:
+        """Frames that passes may compute together; 0 if the window is finished."""
+        return self.num_silent or len(self.codes)
+
+
+class StreamDecoder:
+    """Computes windows in passes of several streams."""
+
+    def __init__(self, passes: Passes, layout: Code2WavLayout) -> None:
+        self._passes = passes
+        self._layout = layout
+        self.streams = StreamTable(passes.num_slots)
+
+    @torch.inference_mode()
+    def run(self, jobs: Sequence[WindowJob]) -> list[torch.Tensor]:
+        """Returns the waveform of each window's frames, [num_frames * samples per frame], in the network's
+        type on the CPU; a stream's first window has `lead_samples` less.
+
+        Streams may be of any age and windows of any length; no two windows are of one stream."""
+        windows = [job.window for job in jobs]
+        places = self.streams.enter(windows)
+        try:
+            tracks = [_track(job, place) for job, place in zip(jobs, places, strict=True)]
+            while unfinished := [track for track in tracks if track.next_frames]:
+                self._advance(unfinished)
+            waveforms = [torch.cat(track.samples) for track in tracks]
+            # One copy for all.
+            on_host = torch.cat(waveforms).cpu()
+        except BaseException:
+            self.streams.abandon(places)
+            raise
+        self.streams.leave(windows, places, [track.seen for track in tracks])
+        return list(on_host.split([len(waveform) for waveform in waveforms]))
+
+    def _advance(self, tracks: Sequence[_Track]) -> None:
+        """Compute the next piece of the tracks whose piece is the longest. The rest of them may then go along
+        with the others."""
+        pieces = [self._passes.piece_frames(track.next_frames) for track in tracks]
+        length = max(pieces)
+        group = [track for track, piece in zip(tracks, pieces, strict=True) if piece == length]
+        size = self._passes.max_num_streams(length)
+        for start in range(0, len(group), size):
+            self._compute(group[start : start + size], length)
+
+    def _compute(self, group: Sequence[_Track], length: int) -> None:
+        """Compute the next `length` frames of each track in one pass."""
+        codes = torch.stack([track.codes[:length] for track in group])
+        places = torch.tensor([(track.slot, track.seen.stop, len(track.seen)) for track in group])
+        rows = self._passes.run(codes, places)
+        for track, row in zip(group, rows, strict=True):
+            if track.num_silent:
+                track.num_silent -= length
+            else:
+                track.samples.append(row if track.seen.stop else row[self._layout.lead_samples :])
+            track.codes = track.codes[length:]
+            track.seen = range(track.seen.start, track.seen.stop + length)
+
+
+def _track(job: WindowJob, place: Place) -> _Track:
+    if place.seen is not None:
+        return _Track(place.slot, job.codes, 0, place.seen)
+    begin = job.window.first_frame - len(job.past)
+    return _Track(place.slot, torch.cat((job.past, job.codes)), len(job.past), range(begin, begin))

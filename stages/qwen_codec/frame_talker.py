@@ -1,0 +1,121 @@
+"""A talker that samples the first code of a frame, and the code predictor beside it, which adds the other 15
+in the same step (`stages.runtime.frame_predictor`)."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorConfig,
+)
+from vllm.config import VllmConfig
+from vllm.model_executor.models.qwen2 import Qwen2Model
+from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
+
+from omni_server.protocol.runtime_config import StageRuntimeConfig
+from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
+from stages.qwen_omni.codec_talker import CodecTalker
+from stages.runtime.code_sampling import Choose
+
+_NUM_CONTROL_IDS = 1024
+"""Ids at the end of the talker's vocabulary that the references suppress, except the end of speech
+(`suppress_tokens` in `Qwen3OmniMoeForConditionalGeneration.generate`)."""
+
+_ROWS_PER_CHUNK = 4096
+
+
+class TextProjection(nn.Module):
+    """`Qwen3OmniMoeTalkerResizeMLP`."""
+
+    def __init__(self, embedding_width: int, inner_width: int, width: int) -> None:
+        super().__init__()
+        self.linear_fc1 = nn.Linear(embedding_width, inner_width)
+        self.linear_fc2 = nn.Linear(inner_width, width)
+
+    def forward(self, embedded: torch.Tensor) -> torch.Tensor:
+        projected: torch.Tensor = self.linear_fc2(functional.silu(self.linear_fc1(embedded)))
+        return projected
+
+
+class TextRows(nn.Module):
+    """Makes the row of each text id: an embedding, projected to the talker's width."""
+
+    def __init__(self, vocab_size: int, embedding_width: int, inner_width: int, width: int) -> None:
+        super().__init__()
+        # In host memory: it is read once.
+        self.embedding = nn.Embedding(vocab_size, embedding_width, device="cpu")
+        self.projection = TextProjection(embedding_width, inner_width, width)
+
+    def table(self) -> torch.Tensor:
+        """All rows, `[vocab_size, width]`, in host memory."""
+        embedding, device = self.embedding.weight, self.projection.linear_fc1.weight.device
+        table = embedding.new_empty(len(embedding), self.projection.linear_fc2.out_features)
+        for rows, chunk in zip(table.split(_ROWS_PER_CHUNK), embedding.split(_ROWS_PER_CHUNK), strict=True):
+            rows.copy_(self.projection(chunk.to(device)))
+        return table
+
+
+def predictor_sizes(config: Qwen3OmniMoeTalkerCodePredictorConfig, talker_width: int) -> CodePredictorSizes:
+    """Raises `ValueError` for biases in the attention, which no published model has."""
+    if config.attention_bias:
+        raise ValueError("a code predictor with attention_bias is not supported")
+    return CodePredictorSizes(
+        num_predicted=config.num_code_groups - 1,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        talker_width=talker_width,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_theta=config.rope_parameters["rope_theta"],
+    )
+
+
+class FrameTalker(CodecTalker):
+    """`inputs_embeds` `[num_tokens, hidden_size]`: codec embeddings of all codebooks, overlaid with rows of
+    text. Implements `stages.runtime.frame_predictor.FramePredictor`."""
+
+    def __init__(
+        self,
+        model: Qwen2Model | Qwen3MoeModel,
+        text_rows: TextRows,
+        predictor_config: Qwen3OmniMoeTalkerCodePredictorConfig,
+        vllm_config: VllmConfig,
+        prefix: str,
+    ) -> None:
+        config = vllm_config.model_config.hf_config
+        banned = torch.arange(config.vocab_size) >= config.vocab_size - _NUM_CONTROL_IDS
+        banned[config.codec_eos_token_id] = False
+        super().__init__(model, banned, vllm_config, prefix)
+        runtime = vllm_config.additional_config
+        self.code_predictor = CodePredictor(
+            predictor_sizes(predictor_config, config.hidden_size),
+            vllm_config.scheduler_config.max_num_seqs,
+            use_kernels=isinstance(runtime, StageRuntimeConfig) and runtime.decoding_kernels,
+        )
+        self.num_predicted = self.code_predictor.num_predicted
+        self.text_rows: TextRows | None = text_rows
+
+    def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
+        codes: torch.Tensor = self.code_predictor(hidden, self.embed_input_ids(sampled), choose)
+        return codes
+
+    def embed_predicted(self, codes: torch.Tensor) -> torch.Tensor:
+        return self.code_predictor.embed(codes)
+
+    @torch.no_grad()
+    def row_table(self) -> torch.Tensor:
+        """The row of each text id, `[text_vocab_size, hidden_size]`, in host memory. Call it once, after the
+        weights have been loaded: what the rows are made of is not kept."""
+        assert self.text_rows is not None, "row_table was called before"
+        table, self.text_rows = self.text_rows.table(), None
+        return table
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        loaded = super().load_weights(weights)
+        self.code_predictor.check_loaded()
+        return loaded

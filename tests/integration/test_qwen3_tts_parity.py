@@ -1,0 +1,117 @@
+"""Speech of Qwen3-TTS equals the reference's: greedy, float32, on the same weights."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from omni_server.config.load import find_shipped_config, load_stage_config
+from omni_server.offline import OmniOutput
+from omni_server.types import ClonedVoice, OmniRequest, SamplingConfig, SpeechOutput
+from omni_server.verify.compare import signal_to_noise_db
+from tests.integration.live import LiveOmni, changed_config
+from tests.integration.parity import QWEN3_WAVEFORM_SNR_DB
+from tests.reference.qwen3_tts import Qwen3TTSReference, Spoken
+from tests.reference.qwen3_tts_cases import CASES, TTSCase
+
+CHECKPOINTS = sorted({case.checkpoint for case in CASES.values()})
+CONFIG = load_stage_config(find_shipped_config("qwen3_tts.demo-cpu"))
+
+
+@dataclass(frozen=True)
+class Served:
+    live: LiveOmni
+    width: int
+    """Of the talker."""
+    cases: list[TTSCase]
+    wanted: dict[str, Spoken]
+
+    @classmethod
+    def of(cls, live: LiveOmni, folder: Path, wanted: dict[str, Spoken]) -> "Served":
+        config = json.loads((folder / "config.json").read_text())["talker_config"]
+        cases = [case for case in CASES.values() if case.checkpoint == folder.name]
+        return cls(live, config["hidden_size"], cases, wanted)
+
+    def request(
+        self, case: TTSCase, number: int = 0, pieces: AsyncIterator[str] | None = None
+    ) -> OmniRequest:
+        clone = None
+        if case.clone is not None:
+            codes = np.array(case.clone.codes(), np.int16)
+            vector = np.array(case.clone.vector(self.width), np.float32)
+            clone = ClonedVoice(vector.tobytes(), codes.tobytes(), case.clone.text)
+        speech = SpeechOutput(
+            voice=None if case.voice is None else case.voice.capitalize(),
+            text=case.text if pieces is None else None,
+            pieces=pieces,
+            language=case.language,
+            instructions=case.instructions,
+            text_first=not case.streams_text,
+            clone=clone,
+        )
+        sampling = SamplingConfig(temperature=0.0, max_tokens=case.max_frames)
+        return OmniRequest(f"{case.name}-{number}", (), speech, {"talker": sampling})
+
+    def check(self, case: TTSCase, answer: OmniOutput) -> None:
+        want = self.wanted[case.name]
+        np.testing.assert_array_equal(np.reshape(answer.codes, (-1, 16)), want.codes, err_msg=case.name)
+        assert answer.finish_reason == ("stop" if want.has_ended else "length"), case.name
+        assert signal_to_noise_db(want.waveform, answer.audio) > QWEN3_WAVEFORM_SNR_DB, case.name
+
+
+async def in_pieces(text: str, seed: int) -> AsyncIterator[str]:
+    """While it is written: up to seven characters at a time, slower than they are spoken or faster."""
+    random = np.random.default_rng(seed)
+    while text:
+        length, pause_s = int(random.integers(1, 8)), float(random.choice([0, 0.001, 0.02]))
+        yield text[:length]
+        text = text[length:]
+        await asyncio.sleep(pause_s)
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def served(
+    request: pytest.FixtureRequest, qwen3_tts_checkpoints: Path, qwen3_tts_reference: Qwen3TTSReference
+) -> Iterator[Served]:
+    wanted = qwen3_tts_reference.answers_of(CASES.values())
+    folder = qwen3_tts_checkpoints / request.param
+    live = LiveOmni(folder, CONFIG)
+    try:
+        yield Served.of(live, folder, wanted)
+    finally:
+        live.close()
+
+
+def test_speech_equals_the_reference_alone_while_it_is_written_and_together(served: Served) -> None:
+    for case in served.cases:
+        served.check(case, served.live.answer(served.request(case)))
+        if case.streams_text:
+            pieces = in_pieces(case.text, len(served.cases))
+            served.check(case, served.live.answer(served.request(case, pieces=pieces)))
+    together = [(number, case) for number in range(2) for case in served.cases]
+    requests = [served.request(case, number) for number, case in together]
+    for (_, case), answer in zip(together, served.live.answers(requests), strict=True):
+        served.check(case, answer)
+    assert served.live.held_rows() == 0
+
+
+def test_preempted_requests_go_on_as_the_reference(
+    qwen3_tts_checkpoints: Path, qwen3_tts_reference: Qwen3TTSReference
+) -> None:
+    """The KV cache has room for one or two requests."""
+    wanted = qwen3_tts_reference.answers_of(CASES.values())
+    folder = qwen3_tts_checkpoints / CASES["x_vector"].checkpoint
+    few_blocks = {"max_model_len": 256, "engine_args": {"num_gpu_blocks_override": 9}}
+    live = LiveOmni(folder, changed_config(CONFIG, stages={"talker": few_blocks}))
+    try:
+        served = Served.of(live, folder, wanted)
+        requests = [served.request(case) for case in served.cases]
+        for case, answer in zip(served.cases, live.answers(requests), strict=True):
+            served.check(case, answer)
+        assert live.num_resumed()["talker"] > 0
+    finally:
+        live.close()

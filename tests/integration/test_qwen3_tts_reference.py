@@ -1,0 +1,102 @@
+"""Qwen3-TTS's reference behaves as the comparisons with it take for granted."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from tests.checkpoints.qwen3_tts.tokens import CAMEL_CASE
+from tests.reference.qwen3_tts import Qwen3TTSReference, Spoken
+from tests.reference.qwen3_tts_cases import CASES
+
+SAMPLES_PER_FRAME = 1920
+ALONE = ("short", "design_streamed", "x_vector", "continued_codes_longer_streamed")
+"""Cases of each kind of prompt."""
+
+Answers = dict[str, Spoken]
+
+
+@pytest.fixture(scope="module")
+def answers(qwen3_tts_reference: Qwen3TTSReference) -> Answers:
+    """To all cases, by name."""
+    return qwen3_tts_reference.answers_of(CASES.values())
+
+
+def test_every_case_ends_or_reaches_its_limit(answers: Answers) -> None:
+    for name, case in CASES.items():
+        answer = answers[name]
+        assert answer.has_ended or len(answer.codes) == case.max_frames
+        assert answer.codes.shape == (len(answer.codes), 16)
+        assert answer.frame_rows.shape == (len(answer.codes), answer.prompt_rows.shape[1])
+        assert answer.waveform.shape == (SAMPLES_PER_FRAME * len(answer.codes),)
+
+
+def test_speech_has_many_lengths_whether_text_is_streamed_or_not(answers: Answers) -> None:
+    for is_streamed in (False, True):
+        ended = [
+            len(answer.codes)
+            for name, answer in answers.items()
+            if CASES[name].streams_text == is_streamed and answer.has_ended
+        ]
+        assert len(set(ended)) >= 7
+    assert sum(not answer.has_ended for answer in answers.values()) >= 8
+
+
+def test_first_and_second_choice_are_apart(answers: Answers) -> None:
+    assert {name: a.min_top2_gap for name, a in answers.items() if a.min_top2_gap < 1e-5} == {}
+
+
+def test_speech_is_not_degenerate(answers: Answers) -> None:
+    for answer in (answer for answer in answers.values() if len(answer.codes) >= 30):
+        for book in answer.codes.T:
+            assert len(set(book.tolist())) > len(book) / 3
+    # texts, languages, voices and instructions are told apart
+    long = {name: answer.codes for name, answer in answers.items() if CASES[name].max_frames >= 40}
+    assert len({codes.tobytes() for codes in long.values()}) == len(long)
+
+
+def test_the_waveform_is_audible_and_not_clipped(answers: Answers) -> None:
+    for answer in (answer for answer in answers.values() if len(answer.codes) >= 10):
+        assert 0.05 < float(np.sqrt(np.mean(answer.waveform**2))) < 0.2
+        assert np.abs(answer.waveform).max() < 0.95
+
+
+def test_text_is_tokenized_as_the_tokenizer_s_file_says(
+    qwen3_tts_checkpoints: Path, answers: Answers
+) -> None:
+    tokenizer = Tokenizer.from_file(str(qwen3_tts_checkpoints / "tiny.custom_voice" / "tokenizer.json"))
+    assert tokenizer.token_to_id(f"Ġ{CAMEL_CASE}") in answers["camel_case"].text_ids
+
+
+def test_a_batch_gives_each_case_what_it_gets_alone(
+    qwen3_tts_reference: Qwen3TTSReference, answers: Answers
+) -> None:
+    for name, alone in qwen3_tts_reference.answers_alone(CASES[name] for name in ALONE).items():
+        together = answers[name]
+        assert (alone.codes == together.codes).all()
+        assert alone.has_ended == together.has_ended
+        np.testing.assert_allclose(alone.prompt_rows, together.prompt_rows, atol=1e-6)
+        np.testing.assert_allclose(alone.waveform, together.waveform, atol=1e-6)
+
+
+def test_the_decoder_is_causal_and_decodes_more_than_300_frames_in_one_pass(
+    qwen3_tts_reference: Qwen3TTSReference, answers: Answers
+) -> None:
+    """By itself, the reference decodes 300 frames at a time."""
+    first = answers["long_streamed"]
+    codes = np.concatenate([first.codes] * 5)
+    assert len(codes) > 300
+    waveform = qwen3_tts_reference.waveform_of("tiny.custom_voice", codes)
+    assert waveform.shape == (SAMPLES_PER_FRAME * len(codes),)
+    np.testing.assert_allclose(waveform[: len(first.waveform)], first.waveform, atol=1e-5)
+
+
+def test_voices_in_recordings_are_told_apart(qwen3_tts_reference: Qwen3TTSReference) -> None:
+    time = np.arange(36_000) / 24_000
+    tones = [0.2 * np.sin(2 * np.pi * hertz * time).astype(np.float32) for hertz in (200, 1500)]
+    heard = qwen3_tts_reference.voices_in("tiny.base", tones)
+    assert [voice.codes.shape for voice in heard] == [(19, 16), (19, 16)]
+    assert (heard[0].codes != heard[1].codes).mean() > 0.5
+    assert np.corrcoef(heard[0].vector, heard[1].vector)[0, 1] < 0.9
+    assert all(0.3 < float(voice.vector.std()) < 3.0 for voice in heard)
