@@ -160,6 +160,9 @@ def curl_example(address: str, model: ModelInfo) -> str:
             f'  | python3 -c "{_SAVE_IMAGE}"'
         )
     body: dict[str, object] = {"model": model.name}
+    if model.voices and model.text_stage is None:
+        body |= {"input": "Hello, who are you?", "voice": model.default_voice, "response_format": "wav"}
+        return _posting(reach, "audio/speech", body, "-o answer.wav")
     if model.voices:
         body |= {"modalities": ["text", "audio"], "audio": {"voice": model.default_voice, "format": "wav"}}
     if model.image_sizes:
@@ -168,10 +171,13 @@ def curl_example(address: str, model: ModelInfo) -> str:
     else:
         endpoint, program = "chat/completions", _SAVE_AUDIO if model.voices else _PRINT_TEXT
         body["messages"] = [{"role": "user", "content": "Hello, who are you?"}]
+    return _posting(reach, endpoint, body, f'| python3 -c "{program}"')
+
+
+def _posting(reach: str, endpoint: str, body: dict[str, object], output: str) -> str:
     return (
         f"curl -sS {reach}/v1/{endpoint} -H 'Content-Type: application/json' \\\n"
-        f"  -d {shlex.quote(json.dumps(body))} \\\n"
-        f'  | python3 -c "{program}"'
+        f"  -d {shlex.quote(json.dumps(body))} \\\n  {output}"
     )
 
 

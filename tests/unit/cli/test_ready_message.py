@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from omni_server.api.speech import SpeechRequest
+from omni_server.api.validation import validate
 from omni_server.cli.serve import curl_example, ready_message
 from omni_server.types import AboutModel, ModelInfo
 from omni_server.types.images import ImageFeatures, ImageSize
@@ -123,6 +125,17 @@ def test_the_example_asks_for_text_where_there_is_no_voice(tmp_path: Path, recor
 
     assert "modalities" not in recorder.requests[0][1]
     assert output == "Hi.\n"
+
+
+def test_the_example_of_a_model_that_only_reads_aloud_is_speech(
+    tmp_path: Path, recorder: type[Recorder]
+) -> None:
+    run_in_shell(replace(model_info(), outputs=frozenset({"audio"}), text_stage=None), tmp_path, recorder)
+
+    [(path, body)] = recorder.requests
+    assert path == "/v1/audio/speech"
+    assert validate(SpeechRequest, body).voice == "Chelsie"
+    assert (tmp_path / "answer.wav").exists()
 
 
 def test_the_example_of_a_model_that_generates_images_writes_one(
