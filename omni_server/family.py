@@ -101,6 +101,8 @@ class SpeechPrompt:
     """Ids of the rows that follow the prompt, one for each generated position, as far as they are known."""
     tail_ids: tuple[int, ...]
     """Ids of the rows that follow these, once the text is complete: each in turn, the last one forever."""
+    max_tokens: int | None = None
+    """Of which the speech of the whole text has fewer; None for a text that is not complete."""
 
 
 class SpeechText(Protocol):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import re
 import unicodedata
 import uuid
@@ -106,8 +107,8 @@ class SpeechAudioDone(BaseModel):
 
 _DELTAS = FrameTemplate(lambda data: SpeechAudioDelta(type="speech.audio.delta", audio=data))
 
-_MAX_COST = 600
-"""About 40 s of speech."""
+LONGEST_PASSAGE = 600
+"""About 40 s of speech. Models that chat were trained on replies of at most a minute or two."""
 _COST_PER_SECOND = 15
 """Latin letters spoken per second."""
 _SHARE_OF_LIMIT = 0.5
@@ -242,7 +243,10 @@ def _parse(
     if audio_format is None:
         raise unsupported_choice("response_format", format_name, SPEECH_FORMATS)
     _check_length(body.input, "input", max_characters, ". --max-speech-characters sets the server's limit")
-    texts = passages(body.input, model.longest_speech_s, model.about.longest_passage if model.about else None)
+    longest = math.inf if model.text_stage is None else LONGEST_PASSAGE
+    if model.about is not None and model.about.longest_passage is not None:
+        longest = min(longest, model.about.longest_passage)
+    texts = passages(body.input, model.longest_speech_s, longest)
     if not any(character.isprintable() and not character.isspace() for character in body.input):
         raise InvalidRequestError(
             "Invalid 'input': there is no text to read.", param="input", code="empty_string"
@@ -278,20 +282,15 @@ def _check_length(text: str, param: str, limit: int, hint: str = "") -> None:
         )
 
 
-def passages(text: str, longest_speech_s: float, longest_passage: int | None = None) -> list[str]:
+def passages(text: str, longest_speech_s: float, longest_passage: float = LONGEST_PASSAGE) -> list[str]:
     """Splits `text` into passages that are not too long, at pauses in speech if possible; none is blank.
 
-    The model stops a speech stream at its limit of codec tokens, and was trained on replies of at most a
-    minute or two.
-
     Only white space at the cuts and at both ends is lost. `longest_speech_s` is the longest speech stream of
-    the model. `longest_passage` is the checkpoint's own limit, in Latin letters.
+    the model, at whose end it stops. `longest_passage` is in Latin letters.
     """
     found: list[str] = []
     rest = text.strip()
-    max_cost = min(
-        longest_passage or _MAX_COST, _MAX_COST, _SHARE_OF_LIMIT * longest_speech_s * _COST_PER_SECOND
-    )
+    max_cost = min(longest_passage, _SHARE_OF_LIMIT * longest_speech_s * _COST_PER_SECOND)
     while (limit := _fitting(rest, max_cost)) < len(rest):
         cut = _cut(rest, limit)
         found.append(rest[:cut].strip())

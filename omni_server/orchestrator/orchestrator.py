@@ -290,7 +290,9 @@ class Orchestrator:
         feeder = SpeechTextFeeder(handle.outbox.drop, prompt, source.stop)
         source.begin(feeder)
         ids = prompt.token_ids
-        self._add_speaker(run, request, self._entry, voice, ids, len(ids), feeder, handle)
+        self._add_speaker(
+            run, request, self._entry, voice, ids, len(ids), feeder, handle, max_tokens=prompt.max_tokens
+        )
         run.add(source)
         num_tokens = len(ids) + feeder.num_generated_rows
         return PromptTokens(num_tokens, num_tokens, 0, 0, 0)
@@ -314,17 +316,22 @@ class Orchestrator:
         num_replaced: int,
         feeder: RowFeeder,
         handle: ArHandle | None = None,
+        *,
+        max_tokens: int | None = None,
     ) -> ArTask:
         """Adds a stage that `feeder` feeds. `prompt` and `num_replaced` as in `EmbeddingsPrompt`; `handle` as in
-        `ArTask`."""
+        `ArTask`; `max_tokens` is the most that a request samples which sets no limit of its own."""
         stage, config = self._ar[name], self._config.stages[name]
         max_model_len = stage.any_engine.max_model_len
         assert isinstance(config, ArStage)
         asked = request.sampling.get(name)
         sampling = merged(config.default_sampling, asked)
+        if asked is None or asked.max_tokens is None:
+            most = max_model_len if max_tokens is None else max_tokens
+            sampling = replace(sampling, max_tokens=min(sampling.max_tokens or most, most))
         params = sampling_params(
             name,
-            sampling if sampling.max_tokens is not None else replace(sampling, max_tokens=max_model_len),
+            sampling,
             end_ids=self._family.stop_ids[config.model_stage],
             is_text=False,
             rows=RowsInput(num_replaced=num_replaced),

@@ -26,7 +26,7 @@ from stages.qwen3_tts.checkpoint_config import (
 )
 from stages.qwen3_tts.codec_layout import decoder_layout
 from stages.qwen3_tts.layout import Speaking, Voice
-from stages.qwen3_tts.spoken_text import SpokenText
+from stages.qwen3_tts.speech_text import Qwen3TTSText
 from stages.qwen3_tts.tokens import TextTokenizer
 from stages.qwen_codec.options import Code2WavStage
 
@@ -144,7 +144,7 @@ class Qwen3TTSModel(FamilyModel):
             self._instruction_ids(speech.instructions),
             is_text_first,
         )
-        return SpokenText(self._config, self._tokenizer, speaking)
+        return Qwen3TTSText(self._config, self._tokenizer, speaking)
 
     def _voice(self, clone: ClonedVoice | None, voice: str) -> Voice:
         is_base = self._config.tts_model_type == "base"

@@ -1,9 +1,10 @@
 """Memory that each stage of a Qwen3-TTS checkpoint needs, from its config files alone."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+import msgspec
+import torch
 
 from omni_server.config.checkpoint_files import num_bits
 from omni_server.config.stage_config import StageConfig
@@ -18,8 +19,9 @@ from stages.qwen3_tts.checkpoint_config import (
     read_checkpoint_config,
     read_decoder_config,
 )
-from stages.qwen3_tts.codec_layout import PRE_CONV_KERNEL
-from stages.qwen_codec.codec_layout import CONV_KERNEL, UNIT_DILATIONS
+from stages.qwen3_tts.codec_network import Qwen3TTSNetwork
+from stages.qwen3_tts.hf_config import Qwen3TTSDecoderConfig
+from stages.qwen_codec.code2wav.state import values_per_stream
 from stages.qwen_codec.options import Code2WavStage
 
 _TEXT_EMBEDDING = "talker.model.text_embedding.weight"
@@ -101,12 +103,10 @@ def _transformer(prefix: str, sizes: TransformerSizes) -> _Shapes:
 
 def _code2wav(decoder: DecoderConfig, dtype: str) -> StageFootprint:
     value_bytes = num_bits(dtype) // 8
-    layers = list(_decoder_layers(decoder))
-    num_kept = sum(layer.in_channels * layer.num_kept for layer in layers)
-    keys = 2 * decoder.num_key_value_heads * (decoder.sliding_window - 1) * decoder.head_dim
-    samples = math.prod(decoder.upsampling_ratios)
+    with torch.device("meta"):
+        network = Qwen3TTSNetwork(Qwen3TTSDecoderConfig(**msgspec.structs.asdict(decoder)))
     # The widest layer holds its input, and output, activations and their copy with the state in front.
-    widest = widest_layer(decoder.decoder_dim, samples, decoder.upsample_rates)
+    widest = widest_layer(decoder.decoder_dim, math.prod(decoder.upsampling_ratios), decoder.upsample_rates)
     return StageFootprint(
         tensors={},  # only the weights of the checkpoint's own folder are compared with their files
         dtype=dtype,
@@ -114,40 +114,6 @@ def _code2wav(decoder: DecoderConfig, dtype: str) -> StageFootprint:
         encodes_media=False,
         kv=None,
         values_per_token=math.ceil(4 * widest / decoder.num_quantizers),  # a token is one code of a frame
-        stream_state_bytes=value_bytes * (num_kept + decoder.num_hidden_layers * keys),
-        weight_bytes=value_bytes * sum(math.prod(layer[:3]) for layer in layers),
+        stream_state_bytes=value_bytes * values_per_stream(network),
+        weight_bytes=value_bytes * sum(weight.numel() for weight in network.parameters()),
     )
-
-
-class _Layer(NamedTuple):
-    in_channels: int
-    out_channels: int
-    kernel: int = 1
-    num_kept: int = 0
-    """Positions of the input that are kept for the next window."""
-
-
-def _decoder_layers(decoder: DecoderConfig) -> Iterator[_Layer]:
-    """Those with a matrix of weights; all others are small."""
-    width, inner, latent = decoder.hidden_size, decoder.intermediate_size, decoder.latent_dim
-    queries = decoder.num_attention_heads * decoder.head_dim
-    keys = decoder.num_key_value_heads * decoder.head_dim
-    kept = CONV_KERNEL - 1
-    yield _Layer(decoder.num_quantizers * decoder.codebook_size, decoder.codebook_dim)
-    yield _Layer(decoder.codebook_dim, latent, PRE_CONV_KERNEL, PRE_CONV_KERNEL - 1)
-    yield _Layer(latent, 2 * width)  # to the transformer's width, and from it
-    for _ in range(decoder.num_hidden_layers):
-        yield _Layer(width, 2 * queries + 2 * keys + 3 * inner)
-    for ratio in decoder.upsampling_ratios:
-        yield _Layer(latent, latent, ratio)
-        yield _Layer(latent, 1, CONV_KERNEL, kept)
-        yield _Layer(latent, 8 * latent)
-    channels = decoder.decoder_dim
-    yield _Layer(latent, channels, CONV_KERNEL, kept)
-    for rate in decoder.upsample_rates:
-        yield _Layer(channels, channels // 2, 2 * rate, 1)
-        channels //= 2
-        for dilation in UNIT_DILATIONS:
-            yield _Layer(channels, channels, CONV_KERNEL, kept * dilation)
-            yield _Layer(channels, channels)
-    yield _Layer(channels, 1, CONV_KERNEL, kept)

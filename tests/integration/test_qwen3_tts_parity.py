@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from omni_server.config.load import find_shipped_config, load_stage_config
-from omni_server.offline import OmniOutput
+from omni_server.offline import OmniOutput, collect
 from omni_server.types import ClonedVoice, OmniRequest, SamplingConfig, SpeechOutput
 from omni_server.verify.compare import signal_to_noise_db
 from tests.integration.live import LiveOmni, changed_config
@@ -113,5 +113,40 @@ def test_preempted_requests_go_on_as_the_reference(
         for case, answer in zip(served.cases, live.answers(requests), strict=True):
             served.check(case, answer)
         assert live.num_resumed()["talker"] > 0
+    finally:
+        live.close()
+
+
+def test_texts_that_are_not_continued_leave_their_seats_to_others(
+    qwen3_tts_checkpoints: Path, qwen3_tts_reference: Qwen3TTSReference
+) -> None:
+    """Both seats are taken by texts that go on only once another has been spoken."""
+    wanted = qwen3_tts_reference.answers_of(CASES.values())
+    case = CASES["short_streamed"]
+    folder = qwen3_tts_checkpoints / case.checkpoint
+    live = LiveOmni(folder, changed_config(CONFIG, stages={"talker": {"max_num_seqs": 2}}))
+    try:
+        served = Served.of(live, folder, wanted)
+
+        async def overtaken() -> list[OmniOutput]:
+            may_continue = asyncio.Event()
+
+            async def stalled() -> AsyncIterator[str]:
+                yield case.text[:20]
+                await may_continue.wait()
+                yield case.text[20:]
+
+            waiting = [served.request(case, number, stalled()) for number in range(2)]
+            answers = [asyncio.create_task(collect(live.omni, request)) for request in waiting]
+            while live.omni.num_running < 2:  # noqa: ASYNC110 - there is nothing to wait for
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # they speak what there is
+            other = await collect(live.omni, served.request(case, 2))
+            may_continue.set()
+            return [other, *await asyncio.gather(*answers)]
+
+        for answer in live.run(overtaken()):
+            served.check(case, answer)
+        assert live.num_resumed()["talker"] == 1
     finally:
         live.close()

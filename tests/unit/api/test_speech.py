@@ -6,6 +6,7 @@ import io
 import json
 import wave
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -22,6 +23,7 @@ from tests.audio_files import read_audio
 from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import app_of, error_of, http_client
 from tests.unit.api.fake_generator import (
+    MODEL,
     PIECES,
     PROMPT,
     SAMPLES,
@@ -198,10 +200,13 @@ async def test_any_text_is_read_as_it_is(text: str) -> None:
     assert generator.last_request.speech.text == text.strip()
 
 
-async def test_instructions_reach_the_model() -> None:
+async def test_instructions_and_language_reach_the_model() -> None:
     generator = FakeGenerator()
-    await spoken_by(generator, instructions="Whisper.")
+    await spoken_by(generator, instructions="Whisper.", language="German")
     assert generator.tasks == [ReadAloud(TEXT, "Whisper.")]
+    speech = generator.last_request.speech
+    assert speech is not None
+    assert (speech.instructions, speech.language) == ("Whisper.", "German")
 
 
 @pytest.mark.parametrize("instructions", [None, "", "  ", "None"])
@@ -243,6 +248,14 @@ async def test_a_long_text_is_read_in_passages_one_after_the_other() -> None:
     assert response.content == PCM.tobytes() * len(texts)
     assert len({request.request_id for request in generator.requests}) == len(texts)
     assert [generation.num_closed for generation in generator.generations] == [1] * len(texts)
+
+
+async def test_a_model_that_only_reads_gets_a_long_text_as_a_whole() -> None:
+    generator = FakeGenerator(replace(MODEL, text_stage=None))
+    await spoken_by(generator, text=LONG)
+    [request] = generator.requests
+    assert request.speech is not None
+    assert request.speech.text == LONG.strip()
 
 
 async def test_usage_of_a_long_text_is_that_of_all_passages() -> None:

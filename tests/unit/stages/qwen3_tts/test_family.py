@@ -18,7 +18,7 @@ from stages.qwen3_tts import FAMILY
 from stages.qwen3_tts.checkpoint_config import read_checkpoint_config
 from stages.qwen3_tts.family import NO_VOICE, Qwen3TTSModel
 from stages.qwen3_tts.layout import NONE, PromptRows, Speaking, Voice
-from stages.qwen3_tts.spoken_text import SpokenText
+from stages.qwen3_tts.speech_text import Qwen3TTSText
 from stages.qwen3_tts.tokens import TextTokenizer
 from stages.qwen_codec.codec_layout import Code2WavLayout
 from tests.unit.stages.qwen3_tts.checkpoint import CONFIG, DECODER, PREDICTOR, write_checkpoint
@@ -192,6 +192,10 @@ def test_an_unknown_language_is_refused(model: Qwen3TTSModel, language: str) -> 
     assert error.value.param == "language"
 
 
+def test_speech_is_limited_by_the_length_of_its_text(model: Qwen3TTSModel, tokenizer: TextTokenizer) -> None:
+    assert prompt_of(model, "Serena").max_tokens == 50 + 25 * len(tokenizer.plain_ids(TEXT))
+
+
 @pytest.mark.parametrize("kind", ["custom_voice", "voice_design"])
 def test_instructions_are_the_users_turn_before_the_text(
     tmp_path: Path, model: Qwen3TTSModel, tokenizer: TextTokenizer, kind: str
@@ -237,7 +241,7 @@ def test_a_text_that_is_still_written_is_spoken_from_its_first_token_on(
     folder: Path, tokenizer: TextTokenizer
 ) -> None:
     speaking = Speaking(Voice(SERENA), is_text_first=False)
-    spoken = SpokenText(read_checkpoint_config(folder), tokenizer, speaking)
+    spoken = Qwen3TTSText(read_checkpoint_config(folder), tokenizer, speaking)
     text = tokenizer.plain_ids("The quick fox jumps.")
     spoken.push("The")
     assert spoken.prompt() is None

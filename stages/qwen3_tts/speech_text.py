@@ -8,7 +8,7 @@ from stages.qwen3_tts.tokens import TextStream, TextTokenizer
 _ROLE = "<|im_start|>assistant\n"
 
 
-class SpokenText:
+class Qwen3TTSText:
     """Implements `omni_server.family.SpeechText`.
 
     The role's line is tokenized on its own. The reference tokenizes both as one string, so white space with
