@@ -72,11 +72,14 @@ def test_voice_speed_and_format_reach_the_request_and_survive_a_reload(page: Web
     assert page.text("#speed-shown") == "2 ×"
     page.browser.driver.refresh()
     page.wait_ready()
+    page.find("#read-instructions").send_keys("Whisper")
     read(page)
     wait_read(page)
     (body,) = page.bodies("v1/audio/speech")
-    assert {name: body[name] for name in ("input", "voice", "response_format", "speed", "stream")} == {
+    fields = ("input", "instructions", "voice", "response_format", "speed", "stream")
+    assert {name: body[name] for name in fields} == {
         "input": "Good morning!",
+        "instructions": "Whisper",
         "voice": "Ethan",
         "response_format": "mp3",
         "speed": 2,

@@ -28,7 +28,7 @@ export const apiKey = {
 
 /**
  * What is served: `{id, answers, hearsSpeech, maxSpeechCharacters, voices: [{id, name}], inputs, images, about}`;
- * `answers` is false for a model that only makes images, `hearsSpeech` for one that does not understand what it
+ * `answers` is false for one that writes no text, `hearsSpeech` for one that does not understand what it
  * hears, `voices` is empty for one that cannot speak, `images` are those of the API, and `about` is
  * `{notice, example_prompts}`; both may be null.
  */
@@ -38,7 +38,7 @@ export async function describeModel() {
   const speaks = model.modalities?.output?.includes("audio") ?? true;
   return {
     id: model.id,
-    answers: model.modalities?.output?.some((kind) => kind !== "image") ?? true,
+    answers: model.modalities?.output?.includes("text") ?? true,
     hearsSpeech: model.about?.understands_speech ?? true,
     maxSpeechCharacters: model.max_speech_characters,
     voices: speaks ? ((await listVoices()) ?? (model.voices ?? []).map((id) => ({ id, name: id }))) : [],

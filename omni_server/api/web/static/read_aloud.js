@@ -22,7 +22,9 @@ let file = null;
 function body() {
   const { speed, format } = settings.get();
   const input = element("read-text").value.trim();
-  return { model: served.model.id, input, voice: voiceOf(served.model), response_format: format, speed };
+  const instructions = element("read-instructions").value.trim();
+  const asked = { model: served.model.id, input, voice: voiceOf(served.model), response_format: format, speed };
+  return instructions ? { ...asked, instructions } : asked;
 }
 
 /** One text being read: shows and plays what comes. */
