@@ -406,9 +406,10 @@ def _model_info(
 
 def _longest_speech_s(config: StageConfig, model: FamilyModel) -> float:
     stage = None if config.speech_edge is None else config.stages[config.speech_edge.source]
-    limit = stage.default_sampling.max_tokens if isinstance(stage, ArStage) else None
-    if limit is None or model.codec is None:
+    most = stage.default_sampling.max_tokens if isinstance(stage, ArStage) else None
+    if stage is None or most is None or model.codec is None:
         return math.inf
+    limit = min(most, stage.max_model_len)
     return model.codec.first_sample(limit // config.frames.num_sampled) / model.codec.sample_rate_hz
 
 

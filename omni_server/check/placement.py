@@ -117,6 +117,10 @@ def _quantized(base: StageConfig, model: ModelSizes, quantization: Quantization 
             f"--quantization {quantization}: the weights of {model.name} are quantized already, with "
             f"{', '.join(sorted(methods))}: leave the flag out"
         )
+    if not quantizables:
+        raise ConfigError(
+            f"--quantization {quantization}: {model.name} has no weights that could be quantized"
+        )
     if quantization != "fp8":
         raise ConfigError(
             f"--quantization {quantization}: {model.name} names no quantization_config in its config.json: "

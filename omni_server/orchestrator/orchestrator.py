@@ -134,7 +134,7 @@ class Orchestrator:
         """Validates, tokenises and starts the request. `pinned_engine`: the engine to choose in its stage, for a
         warm-up. Raises the errors of `Generator.submit`."""
         outputs = self._outputs(request)
-        self._check_media(request)
+        self._check_request(request)
         self._check_open(request, outputs)
         self._check_stages(request.sampling)
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
@@ -183,8 +183,11 @@ class Orchestrator:
             )
         return frozenset(wanted)
 
-    def _check_media(self, request: OmniRequest) -> None:
-        """Raises `InvalidRequestError` if the model does not hear the audio track of a video."""
+    def _check_request(self, request: OmniRequest) -> None:
+        """Raises `InvalidRequestError` for what the model does not hear or read."""
+        speech = request.speech
+        if speech is not None and not self._config.reads_text and (speech.pieces or speech.clone):
+            raise InvalidRequestError("this model answers chats, with its own voices", param="voice")
         parts = [part for message in request.messages for part in message.content]
         has_track = any(isinstance(part, VideoPart) and part.audio is not None for part in parts)
         if has_track and not self._family.hears_videos:
@@ -283,7 +286,8 @@ class Orchestrator:
         if speech is None or voice is None:
             raise InvalidRequestError("this model only reads text aloud", param="messages")
         pieces = speech.pieces or in_one_piece(speech.text or "")
-        source = TextSource(self._family.speech_text(speech, voice), pieces)
+        text = self._family.speech_text(speech, voice)
+        source = TextSource(text, pieces, is_whole=speech.pieces is None)
         handle = run.choose(self._ar[self._entry])
         async with _reading(handle, began, deadline_s):
             prompt = await source.prompt()

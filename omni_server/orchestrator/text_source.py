@@ -13,19 +13,23 @@ class TextSource:
     """Reads `pieces` as far as the prompt needs, and feeds the rest while the entry runs. Implements
     `omni_server.orchestrator.request_run.GraphTask`."""
 
-    def __init__(self, text: SpeechText, pieces: AsyncIterator[str]) -> None:
+    def __init__(self, text: SpeechText, pieces: AsyncIterator[str], *, is_whole: bool) -> None:
+        """`is_whole`: all of the text is there, and read before the prompt is made."""
         self._text = text
         self._pieces = pieces
+        self._is_whole = is_whole
         self._is_complete = False
         self._feeder: SpeechTextFeeder
         self._task: asyncio.Task[None] | None = None
 
     async def prompt(self) -> SpeechPrompt:
         """Raises `InvalidRequestError` if the text has no tokens."""
-        while (prompt := self._text.prompt()) is None:
-            if self._is_complete:
-                raise InvalidRequestError("there is no text to read", param="messages")
+        while not self._is_complete:
             await self._read()
+            if not self._is_whole and (prompt := self._text.prompt()) is not None:
+                return prompt
+        if (prompt := self._text.prompt()) is None:
+            raise InvalidRequestError("there is no text to read", param="messages")
         return prompt
 
     def begin(self, feeder: SpeechTextFeeder) -> None:

@@ -53,8 +53,7 @@ two cores takes 5 to 9 ms for each. If the first of four simultaneous prompts is
 decoded apart from then on, for 10 % more CPU time."""
 
 MAX_HOLD_S = 0.2
-"""How long a request that waits for rows keeps its seat from others. The rows of a text that a model writes come
-far sooner; to go on, the request is computed again."""
+"""How long a request whose text does not go on keeps its seat from others. To go on, it is computed again."""
 
 COMPILE_NICENESS = 10
 """Gives a tenth of the engine's share of a contended core. With much less, a thread that holds the
@@ -76,6 +75,8 @@ class StageScheduler(BatchingScheduler):
         self._senders: dict[str, float] = {}  # position behind the last row that is sent
         self._held_since: dict[str, float] = {}
         """When a running request was first found without the row of its next step."""
+        # Another stage sends its rows sooner than they could be computed again.
+        self._reads_text = config.row_table and not config.input_queues
         self._token_blocks: dict[str, TokenBlock] = {}
         self._findings: dict[str, Corruption] = {}  # requests to end with the next output
         self._is_output_full = False
@@ -160,7 +161,8 @@ class StageScheduler(BatchingScheduler):
             if self._may_run(request):
                 self._held_since.pop(request.request_id, None)
                 continue
-            self._held_since.setdefault(request.request_id, now)
+            if self._reads_text:
+                self._held_since.setdefault(request.request_id, now)
             # super().schedule() first adds 1 to current_step and then skips requests whose eligible step
             # is in the future: + 2 skips exactly this call.
             eligible = self.current_step + 2
@@ -180,15 +182,18 @@ class StageScheduler(BatchingScheduler):
         return output
 
     def _free_seats(self, now: float) -> None:
-        """Preempts requests that have waited long for rows, while others that may run wait for a seat."""
-        if len(self.running) < self.max_num_running_reqs:
+        """Preempts requests whose text has long not gone on, while others that may run wait for a seat."""
+        if not self._held_since or len(self.running) < self.max_num_running_reqs:
             return
-        num_ready = sum(map(self._may_run, self.waiting))
         held = [r for r in self.running if now - self._held_since.get(r.request_id, now) >= MAX_HOLD_S]
+        num_ready = sum(map(self._may_run, self.waiting)) if held else 0
         for request in held[:num_ready]:
             self.running.remove(request)
-            del self._held_since[request.request_id]
             self._preempt_request(request, now)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        self._held_since.pop(request.request_id, None)
+        super()._preempt_request(request, *args, **kwargs)
 
     def has_requests(self) -> bool:
         """Returns False while every request waits for rows: the engine then blocks until a feed arrives.

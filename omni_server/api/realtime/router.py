@@ -61,9 +61,9 @@ def realtime_router(
         try:
             model = state.require_generator().model_info
             check_model(websocket.query_params.get("model", model.name), model)
-            if model.only_generates_images:
+            if model.text_stage is None:
                 raise InvalidRequestError(
-                    f"The model '{model.name}' generates images only.",
+                    f"The model '{model.name}' holds no conversations.",
                     param="model",
                     code="unsupported_value",
                 )

@@ -163,6 +163,7 @@ class ResponsesService:
             self._store.add(id or "", data)
         given = self._store.find(f"input_{response.id}", "input_")
         if given is not None:
+            self._store.remove(f"input_{response.id}")  # both would take the place of others' entries
             self._store.add(_conversation_of(response.id), b",".join([given, *(data for _, data in output)]))
             self._store.add(response.id, _json(response))
 

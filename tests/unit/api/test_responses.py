@@ -557,3 +557,16 @@ async def test_a_previous_conversation_counts_as_a_body_until_the_answer_begins(
         third = response_body("z" * 1000, previous_response_id=answer.json()["id"])
         assert error_of(await client.post(URL, json=third), 503)["code"] == "server_overloaded"
         assert (await client.post(URL, json=second)).status_code == 200
+
+
+async def test_a_kept_conversation_takes_its_place_once() -> None:
+    """Two of them fit, and each is kept in place of its input."""
+    async with http_client(app_of(FakeGenerator(), ApiConfig(answer_store_bytes=9000))) as client:
+        ids = [
+            (await client.post(URL, json=response_body("x" * 2500, store=True))).json()["id"]
+            for _ in range(2)
+        ]
+        for name in ids:
+            assert (await client.get(f"{URL}/{name}")).status_code == 200
+            rest = response_body("so", previous_response_id=name)
+            assert (await client.post(URL, json=rest)).status_code == 200

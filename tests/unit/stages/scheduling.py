@@ -75,6 +75,7 @@ def make_scheduler(
     batching_delay: BatchingDelay | None = None,
     kv_transfer_config: KVTransferConfig | None = None,
     num_predicted: int = 0,
+    reads_text: bool = False,
 ) -> AnyScheduler:
     """`batching_delay`: in place of the stage's own, which depends on the clock; None for none at all."""
     (folder / "config.json").write_text(json.dumps(TEXT_MODEL))
@@ -106,6 +107,7 @@ def make_scheduler(
             input_queues=() if input_queue is None else (input_queue,),
             output_queue=output_queue,
             num_predicted=num_predicted,
+            row_table=reads_text,
         ),
     )
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from vllm.v1.request import Request, RequestStatus
 
-from omni_server.protocol.rows import RowsFeed, RowsOutput, SharedBlock, SourceSpan
+from omni_server.protocol.rows import RowsFeed, RowsOutput, SharedBlock, SourceSpan, TextSegment
 from omni_server.protocol.runtime_config import QueueSpec
 from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime import stage_scheduler
@@ -204,28 +204,32 @@ def test_a_preempted_request_is_taken_up_again_with_the_rows_it_has(
     assert worker.step() == {"b": 32}
 
 
-@pytest.mark.parametrize(("max_hold_s", "steps"), [(0.0, {"ready": 3}), (60.0, {})])
-def test_a_request_that_waits_long_for_rows_gives_its_seat_to_one_that_may_run(
+@pytest.mark.parametrize(
+    ("reads_text", "max_hold_s", "gives_up"), [(True, 0.0, True), (True, 60.0, False), (False, 0.0, False)]
+)
+def test_a_text_that_does_not_go_on_gives_its_seat_to_a_request_that_may_run(
     tmp_path: Path,
     shared: tuple[QueueSpec, SlabQueue],
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    reads_text: bool,
     max_hold_s: float,
-    steps: dict[str, int],
+    gives_up: bool,
 ) -> None:
     monkeypatch.setattr(stage_scheduler, "MAX_HOLD_S", max_hold_s)
-    talker, queue = make_scheduler(tmp_path, input_queue=shared[0], max_num_seqs=1), shared[1]
+    source = None if reads_text else shared[0]
+    talker = make_scheduler(tmp_path, input_queue=source, reads_text=reads_text, max_num_seqs=1)
     worker = Worker(talker)
     talker.add_request(fed("held", 5))
-    talker.add_request(feed("held", rows(queue, 0, 5)))
+    talker.add_request(feed("held", RowsFeed(text=(TextSegment(0, (1, 2, 3, 4, 5)),))))
     assert worker.step() == {"held": 5}
-    consume(worker, queue)
     assert worker.step() == {}
     assert talker.requests["held"].num_preemptions == 0  # nobody wants its seat
     talker.add_request(request("ready", 3, None))
-    assert worker.step() == steps
+    assert worker.step() == ({"ready": 3} if gives_up else {})
     talker.finish_requests("ready", RequestStatus.FINISHED_ABORTED)
     talker.add_request(feed("held", RowsFeed(final_length=5)))
-    assert worker.step() == {"held": 6 if steps else 1}
+    assert worker.step() == {"held": 6 if gives_up else 1}
 
 
 # -- rows out
