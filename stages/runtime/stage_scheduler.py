@@ -53,7 +53,8 @@ two cores takes 5 to 9 ms for each. If the first of four simultaneous prompts is
 decoded apart from then on, for 10 % more CPU time."""
 
 MAX_HOLD_S = 0.2
-"""How long a request whose text does not go on keeps its seat from others. To go on, it is computed again."""
+"""How long a request whose text does not go on is kept running while others wait. It is then preempted, and
+recomputed once there is more text."""
 
 COMPILE_NICENESS = 10
 """Gives a tenth of the engine's share of a contended core. With much less, a thread that holds the
@@ -167,7 +168,7 @@ class StageScheduler(BatchingScheduler):
             # is in the future: + 2 skips exactly this call.
             eligible = self.current_step + 2
             request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
-        self._free_seats(now)
+        self._preempt_held(now)
         # vLLM advances `num_computed_tokens` when it schedules a request.
         requests = self.requests if self._senders else {}
         sending = {name for name, request in requests.items() if self._sends_rows(request)}
@@ -181,8 +182,8 @@ class StageScheduler(BatchingScheduler):
             attach_step(output, StageStep(slot, self._feeds.take_pending()))
         return output
 
-    def _free_seats(self, now: float) -> None:
-        """Preempts requests whose text has long not gone on, while others that may run wait for a seat."""
+    def _preempt_held(self, now: float) -> None:
+        """Preempts requests whose text has not gone on for `MAX_HOLD_S`, while others that may run wait."""
         if not self._held_since or len(self.running) < self.max_num_running_reqs:
             return
         held = [r for r in self.running if now - self._held_since.get(r.request_id, now) >= MAX_HOLD_S]

@@ -117,10 +117,10 @@ def test_preempted_requests_go_on_as_the_reference(
         live.close()
 
 
-def test_texts_that_are_not_continued_leave_their_seats_to_others(
+def test_texts_that_are_not_continued_are_preempted_for_others(
     qwen3_tts_checkpoints: Path, qwen3_tts_reference: Qwen3TTSReference
 ) -> None:
-    """Both seats are taken by texts that go on only once another has been spoken."""
+    """Both running requests have texts that go on only once a third has been spoken."""
     wanted = qwen3_tts_reference.answers_of(CASES.values())
     case = CASES["short_streamed"]
     folder = qwen3_tts_checkpoints / case.checkpoint

@@ -205,16 +205,17 @@ def test_a_preempted_request_is_taken_up_again_with_the_rows_it_has(
 
 
 @pytest.mark.parametrize(
-    ("reads_text", "max_hold_s", "gives_up"), [(True, 0.0, True), (True, 60.0, False), (False, 0.0, False)]
+    ("reads_text", "max_hold_s", "is_preempted"),
+    [(True, 0.0, True), (True, 60.0, False), (False, 0.0, False)],
 )
-def test_a_text_that_does_not_go_on_gives_its_seat_to_a_request_that_may_run(
+def test_a_request_whose_text_does_not_go_on_is_preempted_for_one_that_may_run(
     tmp_path: Path,
     shared: tuple[QueueSpec, SlabQueue],
     monkeypatch: pytest.MonkeyPatch,
     *,
     reads_text: bool,
     max_hold_s: float,
-    gives_up: bool,
+    is_preempted: bool,
 ) -> None:
     monkeypatch.setattr(stage_scheduler, "MAX_HOLD_S", max_hold_s)
     source = None if reads_text else shared[0]
@@ -224,12 +225,12 @@ def test_a_text_that_does_not_go_on_gives_its_seat_to_a_request_that_may_run(
     talker.add_request(feed("held", RowsFeed(text=(TextSegment(0, (1, 2, 3, 4, 5)),))))
     assert worker.step() == {"held": 5}
     assert worker.step() == {}
-    assert talker.requests["held"].num_preemptions == 0  # nobody wants its seat
+    assert talker.requests["held"].num_preemptions == 0  # no other request waits
     talker.add_request(request("ready", 3, None))
-    assert worker.step() == ({"ready": 3} if gives_up else {})
+    assert worker.step() == ({"ready": 3} if is_preempted else {})
     talker.finish_requests("ready", RequestStatus.FINISHED_ABORTED)
     talker.add_request(feed("held", RowsFeed(final_length=5)))
-    assert worker.step() == {"held": 6 if gives_up else 1}
+    assert worker.step() == {"held": 6 if is_preempted else 1}
 
 
 # -- rows out
