@@ -21,8 +21,8 @@ from omni_server.types.images import (
 Role = Literal["system", "user", "assistant", "tool"]
 MediaKind = Literal["audio", "image", "video"]
 FinishReason = Literal["stop", "length", "tool_calls"]
-Output = Literal["text", "audio", "image"]
-"""What a model can generate and the API can send."""
+Output = Literal["text", "audio", "image", "voice"]
+"""What a model can generate. A voice is made of a recording, for later requests."""
 
 SAMPLE_RATE_HZ = 24_000
 """Sample rate of every output waveform; OpenAI's `pcm16` is defined at this rate."""
