@@ -11,7 +11,7 @@ import numpy as np
 from omni_server.config.stages import CommonStage
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
-from omni_server.errors import DeadlineExceededError, InvalidRequestError
+from omni_server.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
 from omni_server.family import FamilyModel
 from omni_server.types import AudioPart, ClonedVoice
 
@@ -44,7 +44,12 @@ class VoiceEncoder:
             task = self._voices[key] = asyncio.create_task(self._encode(recording, has_text=bool(text)))
             task.add_done_callback(lambda task: self._keep(key, task))
         self._voices.move_to_end(key)
-        voice = await asyncio.shield(task)  # others may wait for it, too
+        try:
+            voice = await asyncio.shield(task)  # others may wait for it, too
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise OverloadedError("the server is shutting down", code="server_shutting_down") from None
+            raise
         return replace(voice, text=text)
 
     def _keep(self, key: _Key, task: "asyncio.Task[ClonedVoice]") -> None:
@@ -59,7 +64,7 @@ class VoiceEncoder:
         if (excess := len(prompt.token_ids) / self._max_model_len) > 1:
             seconds = len(recording.samples) / recording.sample_rate_hz
             raise InvalidRequestError(
-                f"the recording has {seconds:.1f} s; at most {seconds / excess:.0f} s can be cloned"
+                f"the recording has {seconds:.1f} s; at most {seconds / excess:.3g} s can be cloned"
             )
         handle = self._stage.choose()
         try:

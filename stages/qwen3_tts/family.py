@@ -68,6 +68,19 @@ NO_VOICE = "Default"
 AUTO = "auto"
 """The language that the model itself finds out."""
 
+_ISO_639_1 = {
+    "de": "german",
+    "en": "english",
+    "es": "spanish",
+    "fr": "french",
+    "it": "italian",
+    "ja": "japanese",
+    "ko": "korean",
+    "pt": "portuguese",
+    "ru": "russian",
+    "zh": "chinese",
+}
+
 
 class Qwen3TTSFamily:
     """Implements `omni_server.family.ModelFamily`."""
@@ -191,6 +204,7 @@ class Qwen3TTSModel(FamilyModel):
 
     def _language(self, language: str | None, voice: str) -> int | None:
         name = AUTO if language is None else language.lower()
+        name = _ISO_639_1.get(name.partition("-")[0], name)  # en-GB is English
         # A dialect cannot be asked for: it belongs to a voice.
         known = [AUTO, *sorted(name for name in self._languages if "dialect" not in name)]
         if name not in known:

@@ -55,8 +55,7 @@ class VoiceEncoderNetwork(torch.nn.Module):
 
 def _audio_encoder(folder: Path) -> MimiModel:
     codec = Qwen3TTSTokenizerConfig.from_pretrained(folder)
-    assert codec.encoder_config is not None
-    config = MimiConfig(**codec.encoder_config)
+    config = MimiConfig(**(codec.encoder_config or {}))
     # The model was trained on codes of a transformers whose Mimi ignored its sliding window.
     config.sliding_window = config.max_position_embeddings
     model = MimiModel(config)
