@@ -40,7 +40,7 @@ class VoiceStore:
         if folder is None:
             return
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             files = {path: path.read_bytes() for path in sorted(folder.glob("*.json"))}
         except OSError as error:
             raise ConfigError(f"cannot use the folder of voices {folder}: {error.strerror}") from None
