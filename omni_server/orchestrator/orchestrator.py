@@ -372,6 +372,7 @@ class Orchestrator:
                 past=() if clone is None else _frames_of(clone, decoding.frames.num_codebooks),
             ),
             stop_ids=self._family.stop_ids[self._config.stages[stage].model_stage],
+            may_pause=request.speech.pieces is not None,
         )
         return run.add(audio)
 

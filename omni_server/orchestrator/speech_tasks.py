@@ -105,9 +105,11 @@ class AudioTask:
         decoding: SpeechDecoding,
         edge: CodecEdge,
         stop_ids: tuple[int, ...],
+        may_pause: bool = False,
     ) -> None:
         """`source` samples the tokens; every `num_sampled` consecutive tokens form a frame, with the codes
-        predicted for them. `stop_ids` end the sequence and are not part of a frame."""
+        predicted for them. `stop_ids` end the sequence and are not part of a frame. For `may_pause`, see
+        `PlayoutClock`."""
         layout = decoding.layout
         self._request = request
         self._source = source
@@ -115,6 +117,7 @@ class AudioTask:
         self._edge = edge
         self._frames = decoding.frames
         self._stop_ids = stop_ids
+        self._may_pause = may_pause
         self._speech: SpeechStream | None = None  # until there is a frame to decode, or the end
         self._has_begun = asyncio.Event()
         self._resampler: Resampler | None = None
@@ -172,6 +175,7 @@ class AudioTask:
                 timeline=self._request.timeline,
                 emit=self._take_audio,
                 caller=self._request.ticket.caller,
+                may_pause=self._may_pause,
             )
             self._has_begun.set()
         return self._speech
