@@ -374,6 +374,7 @@ class Orchestrator:
             ),
             stop_ids=self._family.stop_ids[self._config.stages[stage].model_stage],
             may_pause=request.speech.pieces is not None,
+            must_end=request.speech.must_end,
         )
         return run.add(audio)
 
