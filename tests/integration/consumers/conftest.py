@@ -25,7 +25,11 @@ WAV = ROOT / "tests" / "data" / "media" / "speech_hello.wav"
 PROGRAM_TIMEOUT_S = 300
 
 DEMO_ADDRESS = "127.0.0.1:8091"  # these are in the recipes
-NAMES = ("speaking-demo", "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice")
+NAMES = (
+    "speaking-demo",
+    "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
+    "Qwen/Qwen3-TTS-12Hz-1.7B-Base",
+)
 Agent = Callable[[str, str, str, str], dict[str, Any]]
 """Consumer, mode, address and model of the server to what the program reports."""
 
