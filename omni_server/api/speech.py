@@ -138,7 +138,7 @@ async def _answer(state: ServerState, config: ApiConfig, given: object) -> Respo
     generator = state.require_generator()
     name = f"speech-{uuid.uuid4().hex}"
     body = validate(SpeechRequest, given)
-    requests, audio_format = _parse(body, name, generator, config.max_speech_characters)
+    requests, audio_format = parse_speech(body, name, generator, config.max_speech_characters)
     speed = 1.0 if body.speed is None else body.speed
     stream = AnswerStream(generator, state, name, one_by_one=requests, input_param="input")
     pace = state.audio_pace(speed)
@@ -222,7 +222,7 @@ async def _pieces(
             yield data
 
 
-def _parse(
+def parse_speech(
     body: SpeechRequest, name: str, generator: Generator, max_characters: int
 ) -> tuple[list[OmniRequest], AudioFormat]:
     """Checks rules across fields and those of the model. Returns one or more requests, whose ids contain
