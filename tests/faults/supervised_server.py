@@ -22,6 +22,8 @@ STAGES = ("thinker", "talker", "code2wav")
 RECOVERY_TIMEOUT_S = 180.0
 ANSWER_TIMEOUT_S = 60.0
 HANG_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 30
+"""Twice as long as is waited for what a client has left to be released: the deadline must not do it."""
 
 _RUNS = re.compile(r"stage '([\w/]+)' runs (?:again, after [\d.]+ s, )?in process (\d+)$", re.MULTILINE)
 
@@ -149,8 +151,8 @@ def stopped(server: SupervisedServer, *stages: str) -> Iterator[None]:
 class Listening:
     """A streamed answer that a test follows."""
 
-    def __init__(self, client: httpx2.Client, body: Any) -> None:
-        self._context = client.stream("POST", URL, json=body, timeout=ANSWER_TIMEOUT_S)
+    def __init__(self, client: httpx2.Client, body: Any, path: str = URL) -> None:
+        self._context = client.stream("POST", path, json=body, timeout=ANSWER_TIMEOUT_S)
         self._response = self._context.__enter__()
         assert self._response.status_code == 200
         self._lines = (line for line in self._response.iter_lines() if line.startswith("data: "))

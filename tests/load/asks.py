@@ -101,6 +101,24 @@ def mixed_asks(num_questions: int = len(_QUESTIONS), longest: int = 300) -> list
     return asks
 
 
+def reading_asks() -> list[Ask]:
+    """The same of a model that only reads aloud."""
+    asks: list[Ask] = []
+    for number, text in enumerate(_QUESTIONS[:2]):
+        for kind, talker in (
+            ("read aloud", {"temperature": 0, "max_tokens": 25}),
+            ("read aloud, sampled", {"temperature": 0.9, "max_tokens": 25}),
+            ("long, read aloud", {"temperature": 0.9, "min_tokens": 80, "max_tokens": 80}),
+        ):
+            fields = {"voice": "alloy", "seed": number, "stage_sampling": {"talker": talker}}
+            whole = _read_aloud(text, response_format="pcm", **fields)
+            asks.append(_json(kind, SPEECH_URL, whole, b""))
+        events = whole | {"stage_sampling": {"talker": {"max_tokens": 25}}, "stream_format": "sse"}
+        asks.append(_json("read aloud, events", SPEECH_URL, events, b"speech.audio.delta"))
+        asks.append(_json("read aloud, file", SPEECH_URL, whole | {"response_format": "flac"}))
+    return asks
+
+
 def spoken_asks(num_questions: int = len(_QUESTIONS), longest: int = 300) -> list[Ask]:
     """Streamed speech only, which shows when its sound begins."""
     asks = mixed_asks(num_questions, longest)
