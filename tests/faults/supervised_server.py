@@ -14,7 +14,7 @@ import httpx2
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.server_process import ROOT, ServerProcess, wait_until
+from tests.integration.server_process import END_TIMEOUT_S, ROOT, ServerProcess, is_running, wait_until
 from tests.omni_families import QWEN2_5_OMNI, OmniFamily
 from tests.unit.api.clients import URL
 
@@ -74,6 +74,13 @@ class SupervisedServer(ServerProcess):
 
     def signal(self, stage: str, number: signal.Signals) -> None:
         os.kill(self.pid_of(stage), number)
+
+    def kill(self) -> None:
+        """The server alone. Returns when all of its processes have ended."""
+        tree = self.process_tree()
+        self.process.kill()
+        self.process.wait()
+        wait_until(lambda: not any(map(is_running, tree)), END_TIMEOUT_S)
 
     def ready_code(self, client: httpx2.Client) -> str | None:
         """The error code of `/ready`, None if it is 200."""

@@ -88,8 +88,16 @@ def server(
     config = write_config(folder / "stages.yaml", failing=True, family=family, hang_timeout_s=None)
     flags = ["--stage-config", str(config), "--request-timeout", str(REQUEST_TIMEOUT_S)]
     checkpoint = request.getfixturevalue("checkpoints")[family]
-    with SupervisedServer(checkpoint, folder / "log.txt", *flags, has_queue=False) as process:
+    process = SupervisedServer(checkpoint, folder / "log.txt", *flags, has_queue=False)
+    try:
         yield process
+        with caller(process.url, "RST") as listener:
+            listener.post(SPEECH_URL, READ_ALOUD)
+            listener.until(b"\r\n\r\n")
+            process.kill()  # no engine outlives it
+    finally:
+        process.process.kill()
+        process.process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +135,11 @@ def heard(client: httpx2.Client, family: OmniFamily) -> Heard:
     """The same whenever it is asked for."""
     if not family.chats:
         return Heard("", {}, np.frombuffer(read_aloud(client), "<i2"))
-    answer = answer_to(client, spoken())
-    return Heard(text_of(answer), usage_of(answer), samples_of(answer))
+    return heard_in(answer_to(client, spoken()))
+
+
+def heard_in(completion: dict[str, Any]) -> Heard:
+    return Heard(text_of(completion), usage_of(completion), samples_of(completion))
 
 
 @contextmanager
