@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omni_server.config.load import find_shipped_config, load_stage_config
+from omni_server.check.default_config import load_for
+from omni_server.config.load import find_shipped_config
 from omni_server.offline import OmniOutput, collect
 from omni_server.types import ClonedVoice, OmniRequest, SamplingConfig, SpeechOutput
 from omni_server.verify.compare import signal_to_noise_db
@@ -19,7 +20,7 @@ from tests.reference.qwen3_tts import Qwen3TTSReference, Spoken
 from tests.reference.qwen3_tts_cases import CASES, TTSCase
 
 CHECKPOINTS = sorted({case.checkpoint for case in CASES.values()})
-CONFIG = load_stage_config(find_shipped_config("qwen3_tts.demo-cpu"))
+CONFIG = load_for(find_shipped_config("qwen3_tts.demo-cpu"), {"audio"})
 
 
 @dataclass(frozen=True)
