@@ -33,6 +33,11 @@ class ModelNotFoundError(InvalidRequestError):
     code = "model_not_found"
 
 
+class VoiceNotFoundError(InvalidRequestError):
+    status = 404
+    code = "voice_not_found"
+
+
 class RequestTooLargeError(InvalidRequestError):
     status = 413
     code = "request_too_large"
@@ -120,6 +125,16 @@ class CorruptDataError(StageError):
     def __init__(self, stage: str, kind: str, detail: str) -> None:
         super().__init__(stage, f"corrupt data ({kind}): {detail}")
         self.kind = kind
+
+
+class EndlessSpeechError(StageError):
+    """The speech reached its limit of tokens, and the caller wants no incomplete one. The same request may succeed
+    if its sampling has no seed."""
+
+    code = "endless_speech"
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(stage, "the speech has not ended within its limit of tokens")
 
 
 class StageDeadError(StageError):

@@ -14,6 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from omni_server.config.checkpoint_files import config_errors
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_family, installed_families
@@ -21,7 +24,16 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError
 from omni_server.protocol.rows import SourceSpan as SourceSpan
-from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, SpeechOutput, Task
+from omni_server.types import (
+    SAMPLE_RATE_HZ,
+    AudioPart,
+    ChatMessage,
+    ClonedVoice,
+    FunctionTool,
+    Output,
+    SpeechOutput,
+    Task,
+)
 from omni_server.types import Prompt as Prompt
 from omni_server.types.images import ImageFeatures, ImageOutput, ImageSize
 
@@ -357,6 +369,15 @@ class FamilyModel(ABC):
         """For a request to an entry that reads text; nothing of the text has been pushed. `voice` is one of
         `voices`. Raises `InvalidRequestError`.
         """
+        raise NotImplementedError
+
+    def voice_prompt(self, recording: AudioPart, *, has_text: bool) -> DiffusionPrompt:
+        """Of the stage that makes voices. `has_text`: what is said in the recording will be known, so that
+        speech can continue it. Raises `InvalidRequestError`."""
+        raise NotImplementedError
+
+    def cloned_voice(self, result: npt.NDArray[np.float32]) -> ClonedVoice:
+        """Returns what the stage that makes voices has made, without a text."""
         raise NotImplementedError
 
     def image_prompt(

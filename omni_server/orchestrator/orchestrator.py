@@ -37,9 +37,11 @@ from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.text_source import TextSource, in_one_piece
 from omni_server.orchestrator.tool_grammar import turn_grammar
 from omni_server.orchestrator.tool_parser import ToolParser
+from omni_server.orchestrator.voice_encoder import VoiceEncoder
 from omni_server.protocol.images import num_image_tokens
 from omni_server.protocol.rows import RowsInput, RowsOutput
 from omni_server.types import (
+    AudioPart,
     ChatMessage,
     ClonedVoice,
     OmniRequest,
@@ -81,13 +83,16 @@ class Orchestrator:
         self._ar = ar
         self._diffusion = diffusion
         self._request_timeout_s = request_timeout_s
-        (self._entry,) = (name for name in self._config.stages if self._config.edge_into(name) is None)
+        self._entry = config.entry
         self._decoding: dict[str, SpeechDecoding] = {}  # by the stage whose frames are decoded
         for edge in self._config.edges:
             payload = self._config.spec_of(edge).payload
             if isinstance(payload, TokenFrames):
                 decoder = self._diffusion[edge.target]
                 self._decoding[edge.source] = speech_decoding(family, config, edge, payload, decoder)
+        self._voices: VoiceEncoder | None = None
+        for name in config.stages_for({"voice"}):
+            self._voices = VoiceEncoder(family, diffusion[name], config.stages[name], request_timeout_s)
         self._running: dict[str, RequestRun] = {}
         self._fair_share = FairShareQueue()
         self._is_closed = False
@@ -117,6 +122,12 @@ class Orchestrator:
         handle = self._ar[self._entry].any_engine
         async with _reading(handle, time.monotonic(), self._request_timeout_s):
             return await handle.tokenize(self._prompt(handle, request, self._outputs(request)))
+
+    async def clone_voice(self, recording: AudioPart, text: str) -> ClonedVoice:
+        """See `Generator.clone_voice`."""
+        if self._voices is None:
+            raise InvalidRequestError("this model clones no voices", param="voice")
+        return await self._voices.clone(recording, text)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         """Returns the family's chat messages for the task."""
@@ -287,10 +298,11 @@ class Orchestrator:
             raise InvalidRequestError("this model only reads text aloud", param="messages")
         pieces = speech.pieces or in_one_piece(speech.text or "")
         text = self._family.speech_text(speech, voice)
-        source = TextSource(text, pieces, is_whole=speech.pieces is None)
-        handle = run.choose(self._ar[self._entry])
-        async with _reading(handle, began, deadline_s):
+        is_whole = speech.pieces is None
+        source = TextSource(text, pieces, is_whole=is_whole, on_later_text=run.add_prompt_text)
+        async with _before_deadline(began, deadline_s):
             prompt = await source.prompt()
+        handle = run.choose(self._ar[self._entry])
         feeder = SpeechTextFeeder(handle.outbox.drop, prompt, source.stop)
         source.begin(feeder)
         ids = prompt.token_ids
@@ -372,6 +384,8 @@ class Orchestrator:
                 past=() if clone is None else _frames_of(clone, decoding.frames.num_codebooks),
             ),
             stop_ids=self._family.stop_ids[self._config.stages[stage].model_stage],
+            may_pause=request.speech.pieces is not None,
+            must_end=request.speech.must_end,
         )
         return run.add(audio)
 
@@ -380,6 +394,8 @@ class Orchestrator:
         self._is_closed = True
         for run in list(self._running.values()):
             await run.aclose()
+        if self._voices is not None:
+            await self._voices.close()
 
     def _check_open(self, request: OmniRequest, outputs: frozenset[Output]) -> None:
         if self._is_closed:
@@ -423,8 +439,14 @@ class Orchestrator:
 
 @asynccontextmanager
 async def _reading(handle: ArHandle, began: float, deadline_s: float) -> AsyncIterator[None]:
+    async with _before_deadline(began, deadline_s), handle.life.needed():
+        yield
+
+
+@asynccontextmanager
+async def _before_deadline(began: float, deadline_s: float) -> AsyncIterator[None]:
     try:
-        async with asyncio.timeout(began + deadline_s - time.monotonic()), handle.life.needed():
+        async with asyncio.timeout(began + deadline_s - time.monotonic()):
             yield
     except TimeoutError:
         raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None

@@ -27,7 +27,6 @@ from omni_server.family import load_family
 from tests.checkpoints.qwen2_5_omni.genuine import genuine_model_config as genuine_qwen2_5
 from tests.checkpoints.qwen3_omni.genuine import genuine_model_config as genuine_qwen3
 from tests.checkpoints.write import make_demo_checkpoint
-from tests.unit.stages.qwen3_tts.checkpoint import TINY
 from tests.unit.stages.qwen3_tts.checkpoint import write_checkpoint as write_tts
 
 GIB = 2**30
@@ -51,12 +50,11 @@ ON_CPUS = {
     "qwen2_5_omni.cpu": ("7b", 27),
     "qwen2_5_omni.demo-cpu": ("tiny qwen2_5_omni", 4),
     "qwen3_omni.demo-cpu": ("tiny qwen3_omni", 4),
-    "qwen3_tts.demo-cpu": ("tts tiny", 4),
+    "qwen3_tts.demo-cpu": ("tiny qwen3_tts", 5),
     "diffusers.demo-cpu": ("tiny diffusers", 4),
 }
 """Model, and GB of main memory."""
 TTS_TALKERS = {
-    "tts tiny": TINY,
     "tts 0b6": {"hidden_size": 1024, "intermediate_size": 3072},
     "tts 1b7": None,
 }
@@ -72,7 +70,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     def folder(model: str) -> Path:
         path = tmp_path_factory.mktemp("model")
         if model.startswith("tiny "):
-            return make_demo_checkpoint(path / "tiny", family=model.removeprefix("tiny "), weights="dummy")
+            family = model.removeprefix("tiny ")
+            kind = "base" if family == "qwen3_tts" else None
+            return make_demo_checkpoint(path / "tiny", family=family, pipeline=kind, weights="dummy")
         if model == "qwen-image":
             return make_demo_checkpoint(path / "pipeline", family="diffusers", size=model, weights="dummy")
         if model.startswith("tts "):
