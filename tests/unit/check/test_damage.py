@@ -217,7 +217,11 @@ def outcome(command: str, folder: Path, config: str, capsys: pytest.CaptureFixtu
 @pytest.fixture(scope="module")
 def whole_of_families(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("families")
-    in_folders = {family: make_demo_checkpoint(root / family, family=family) for family in IN_FOLDERS}
+    pipelines = {"diffusers": "qwen-image", "qwen3_tts": "base"}
+    in_folders = {
+        family: make_demo_checkpoint(root / family, family=family, pipeline=pipeline)
+        for family, pipeline in pipelines.items()
+    }
     return {"qwen2_5_omni": whole, **in_folders}
 
 

@@ -178,38 +178,37 @@ def test_qwen3_omni_gets_the_largest_deployment_that_fits(folders: Folders) -> N
     assert [stage.devices for stage in on_two.stages.values()] == [(0,), (1,), (1,)]
 
 
-TTS_REQUESTS: Mapping[tuple[str, float], int | None] = {
-    ("tts 0b6", 6.0): None,
-    ("tts 0b6", 7.5): 8,
-    ("tts 0b6", 8.0): 64,
-    ("tts 1b7", 8.0): None,
-    ("tts 1b7", 10.0): 16,
-    ("tts 1b7", 11.6): 64,
-    **{
-        (model, size): 64
-        for model in ("tts 0b6", "tts 1b7")
-        for size in (12.0, 16.0, 24.0, 48.0, 80.0, 141.0)
-    },
+TTS_SIZES = (7.65, 8.0, 10.0, 11.6, 16.0, 24.0, 48.0, 80.0, 141.0)
+"""GiB. A card that is sold with 8 GB has the first."""
+TTS_CHOSEN: Mapping[tuple[str, str], tuple[tuple[int, int] | None, ...]] = {
+    ("tts 0b6", "custom_voice"): ((8192, 8), (8192, 16), (8192, 32), *[(8192, 64)] * 6),
+    ("tts 0b6", "base"): ((4096, 4), (8192, 4), (8192, 16), *[(8192, 64)] * 6),
+    ("tts 1b7", "voice_design"): ((4096, 4), (8192, 4), (8192, 16), *[(8192, 64)] * 6),
+    ("tts 1b7", "base"): (None, None, (4096, 4), *[(8192, 64)] * 6),
 }
-"""The table of docs/configuration.md: requests at once, by model and GiB of the GPU."""
+"""The table of docs/configuration.md: context and requests at once."""
 
 
-@pytest.mark.parametrize("model", ["tts 0b6", "tts 1b7"])
-def test_qwen3_tts_gets_the_largest_deployment_that_fits(model: str, folders: Folders) -> None:
-    base = load_stage_config(find_shipped_config("qwen3_tts"))
-    sizes = sizes_of(base, folders(model))
-    for (name, gib), num_requests in TTS_REQUESTS.items():
-        if name != model:
-            continue
-        if num_requests is None:
-            with pytest.raises(ConfigError, match=r"does not fit: .* What would fit: one GPU with [79] GB"):
+@pytest.mark.parametrize(("model", "kind"), TTS_CHOSEN)
+def test_qwen3_tts_gets_the_largest_deployment_that_fits(model: str, kind: str, folders: Folders) -> None:
+    folder = folders(model)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tts_model_type": kind}))
+    base = load_for(find_shipped_config("qwen3_tts"), load_family("stages.qwen3_tts:FAMILY").outputs(folder))
+    sizes = sizes_of(base, folder)
+    for gib, chosen in zip(TTS_SIZES, TTS_CHOSEN[model, kind], strict=True):
+        if chosen is None:
+            with pytest.raises(
+                ConfigError, match=r"does not fit: .* What would fit: one GPU with 11 GB, two"
+            ):
                 plan(gpus([gib]), base, sizes, None)
             continue
-        config, report = plan(gpus([gib]), base, sizes, None), Report(model)
-        check_gpu_memory(config, sizes, gpus([gib]), report)
+        planned, report = plan(gpus([gib]), base, sizes, None), Report(model)
+        check_gpu_memory(planned, sizes, gpus([gib]), report)
         assert report.findings == []
-        talker = config.stages["talker"]
-        assert (talker.max_model_len, talker.max_num_seqs) == (8192, num_requests), gib
+        assert ("voice_encoder" in planned.stages) == (kind == "base")
+        talker = planned.stages["talker"]
+        assert (talker.max_model_len, talker.max_num_seqs) == chosen, gib
 
 
 def test_qwen3_omni_without_a_talker_gets_the_thinker_alone(folders: Folders) -> None:
