@@ -284,6 +284,9 @@ class Stages:
     def dropped(self) -> list[SharedBlock]:
         return self.talker.dropped
 
+    audio: AudioTask = field(init=False, compare=False)
+    """Of the last request that speaks."""
+
     def run(
         self,
         *,
@@ -304,7 +307,7 @@ class Stages:
         read, speaker = ReadRun(), None
         run = read.run = RequestRun("request", FairShareQueue().take("caller"), read.deliver)
         if speech:
-            audio = AudioTask(
+            audio = self.audio = AudioTask(
                 run,
                 "talker",
                 decoding=self.decoding(frames),
