@@ -33,6 +33,11 @@ class ModelNotFoundError(InvalidRequestError):
     code = "model_not_found"
 
 
+class VoiceNotFoundError(InvalidRequestError):
+    status = 404
+    code = "voice_not_found"
+
+
 class RequestTooLargeError(InvalidRequestError):
     status = 413
     code = "request_too_large"

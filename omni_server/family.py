@@ -14,6 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from omni_server.config.checkpoint_files import config_errors
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_family, installed_families
@@ -21,7 +24,16 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError
 from omni_server.protocol.rows import SourceSpan as SourceSpan
-from omni_server.types import SAMPLE_RATE_HZ, ChatMessage, FunctionTool, Output, SpeechOutput, Task
+from omni_server.types import (
+    SAMPLE_RATE_HZ,
+    AudioPart,
+    ChatMessage,
+    ClonedVoice,
+    FunctionTool,
+    Output,
+    SpeechOutput,
+    Task,
+)
 from omni_server.types import Prompt as Prompt
 from omni_server.types.images import ImageFeatures, ImageOutput, ImageSize
 
@@ -273,6 +285,16 @@ class NeededFile:
 
 
 @dataclass(frozen=True)
+class ReferenceImplementation:
+    """Another implementation of a family's models, which `omni-server verify` compares with."""
+
+    factory: str
+    """`package.module:name` of an `omni_server.protocol.reference.ReferenceFactory`."""
+    package: str = "transformers"
+    """Its name on PyPI. The server itself does not need it."""
+
+
+@dataclass(frozen=True)
 class DefaultConfigs:
     """Names of the shipped stage configs with which a family is served if no other is given."""
 
@@ -352,6 +374,15 @@ class FamilyModel(ABC):
         """
         raise NotImplementedError
 
+    def voice_prompt(self, recording: AudioPart, *, has_text: bool) -> DiffusionPrompt:
+        """Of the stage that makes voices. `has_text`: what is said in the recording will be known, so that
+        speech can continue it. Raises `InvalidRequestError`."""
+        raise NotImplementedError
+
+    def cloned_voice(self, result: npt.NDArray[np.float32]) -> ClonedVoice:
+        """Returns what the stage that makes voices has made, without a text."""
+        raise NotImplementedError
+
     def image_prompt(
         self, messages: Sequence[ChatMessage], image: ImageOutput, *, size: ImageSize, seed: int
     ) -> DiffusionPrompt:
@@ -376,9 +407,7 @@ class ModelFamily(Protocol):
     """All stages of the family and what flows between them."""
     architectures: tuple[str, ...]
     """The supported values of `architectures` in config.json."""
-    reference: str | None
-    """`package.module:name` of an `omni_server.protocol.reference.ReferenceFactory`, another implementation of the
-    model for `omni-server verify` to compare with; None without one."""
+    reference: ReferenceImplementation | None
     engine_modules: tuple[str, ...]
     """Model modules, which the fork server imports once for all engines."""
     default_configs: DefaultConfigs | None

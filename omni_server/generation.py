@@ -5,7 +5,9 @@ from typing import Protocol
 
 from omni_server.errors import StageDownError
 from omni_server.types import (
+    AudioPart,
     ChatMessage,
+    ClonedVoice,
     ModelInfo,
     OmniEvent,
     OmniRequest,
@@ -53,6 +55,14 @@ class Generator(Protocol):
     async def tokenize(self, request: OmniRequest) -> TokenizedPrompt:
         """Returns the request's prompt; without media, it may be longer than the context. Raises
         `InvalidRequestError`, `StageDeadError`, or `DeadlineExceededError`."""
+        ...
+
+    async def clone_voice(self, recording: AudioPart, text: str = "") -> ClonedVoice:
+        """Makes a voice of a recording with 24 kHz. `text` is what is said in it: with it, speech continues the
+        recording, without, it has the recording's voice.
+
+        Raises `InvalidRequestError`, `StageDeadError`, or `DeadlineExceededError`.
+        """
         ...
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:

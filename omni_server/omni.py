@@ -23,8 +23,11 @@ from omni_server.orchestrator.codec_edge import check_longest_window
 from omni_server.protocol.corruption import CORRUPTION_KINDS
 from omni_server.protocol.replica_control import Replica, ReplicaStatus
 from omni_server.types import (
+    SAMPLE_RATE_HZ,
     AboutModel,
+    AudioPart,
     ChatMessage,
+    ClonedVoice,
     ContentPart,
     Finished,
     ImagePart,
@@ -57,6 +60,9 @@ WARM_UP_LENGTH = 4
 WARM_UP_STEPS = 2
 """Of a warm-up image, where the model works in steps."""
 NO_IMAGE_FEATURES = ImageFeatures()
+_SHORT_NOISE = AudioPart(
+    np.random.default_rng(0).normal(0, 0.1, SAMPLE_RATE_HZ).astype(np.float32), SAMPLE_RATE_HZ
+)
 
 
 class AsyncOmni:
@@ -152,6 +158,9 @@ class AsyncOmni:
 
     async def tokenize(self, request: OmniRequest) -> TokenizedPrompt:
         return await self._orchestrator.tokenize(request)
+
+    async def clone_voice(self, recording: AudioPart, text: str = "") -> ClonedVoice:
+        return await self._orchestrator.clone_voice(recording, text)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         return self._orchestrator.task_messages(task)
@@ -262,6 +271,8 @@ class AsyncOmni:
         burst_sizes = [size * most_replicas for size in _burst_sizes(self._config)]
         try:
             await self._send_bursts(burst_sizes)
+            if "voice" in self._config.outputs:
+                await self.clone_voice(_SHORT_NOISE, "Hello")
         except OmniError as error:
             raise ConfigError(f"the first request through all stages failed: {error}") from error
         for handle in self._engines.ar_handles():
@@ -360,7 +371,7 @@ def _burst_sizes(config: StageConfig) -> list[int]:
     """
     if config.platform == "cpu":
         return [1]
-    largest = min(stage.max_num_seqs for stage in config.stages.values())
+    largest = min(config.stages[name].max_num_seqs for name in config.stages_for(config.outputs - {"voice"}))
     return [2**power for power in range(largest.bit_length())]
 
 

@@ -32,14 +32,16 @@ from omni_server.api.state import ServerState
 from omni_server.api.tokenization import tokenization_router
 from omni_server.api.transcriptions import transcriptions_router
 from omni_server.api.unsent import UnsentBudget
+from omni_server.api.voice_store import VoiceStore
+from omni_server.api.voices_router import voices_router
 from omni_server.api.web.page import docs_router, page_router
 
 
 def create_app(state: ServerState, config: ApiConfig, lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     """Serves `state.generator`; responds with 503 until it is set. `lifespan` is for web servers that run it.
 
-    Raises `ConfigError` for a malformed entry in `config.allowed_media_domains`, an invalid media folder,
-    or a malformed API key.
+    Raises `ConfigError` for a malformed entry in `config.allowed_media_domains`, an invalid media folder or
+    folder of voices, or a malformed API key.
     """
     keys = ApiKeys(config.api_keys)
     state.unsent = UnsentBudget(
@@ -68,10 +70,12 @@ def create_app(state: ServerState, config: ApiConfig, lifespan: Lifespan[FastAPI
     app.include_router(responses_router(ResponsesService(state, config, chats, store)))
     app.include_router(completions_router(state, config, admission))
     app.include_router(tokenization_router(state, media))
-    app.include_router(speech_router(state, config))
+    voices = VoiceStore(config.voices_folder)
+    app.include_router(speech_router(state, config, media, voices))
+    app.include_router(voices_router(state, config, media, voices))
     app.include_router(transcriptions_router(state, config, media))
     app.include_router(images_router(state, config, admission, media))
-    app.include_router(models_router(state, config))
+    app.include_router(models_router(state, config, voices))
     app.include_router(health_router(state, admission))
     app.include_router(metrics_router(state, admission))
     app.include_router(page_router())

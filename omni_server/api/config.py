@@ -128,6 +128,9 @@ class ApiConfig:
     """Also put the text of spoken chat answers into `content`, for clients that show only that field."""
     max_speech_characters: int = 4096
     """Length of a text to read aloud; longer ones get 400. The default is OpenAI's."""
+    voices_folder: Path | None = None
+    """Folder where the voices are kept that callers send to /v1/audio/voices; without it, in memory until the
+    server ends."""
     max_upload_bytes: int = 25_000_000
     """Size of an audio file to transcribe or translate; larger ones get 413. The default is OpenAI's."""
     max_upload_seconds: float = 1800.0

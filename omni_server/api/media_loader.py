@@ -23,7 +23,7 @@ from omni_server.media.limited_process import Cancellation
 from omni_server.media.process_places import ProcessPlaces
 from omni_server.media.source import MediaSource, decode_base64
 from omni_server.media.video import decode_video, decode_video_with_audio
-from omni_server.types import AudioPart, ImagePart, VideoPart
+from omni_server.types import SAMPLE_RATE_HZ, AudioPart, ImagePart, VideoPart
 
 LARGEST_IN_MEMORY = 4
 """Recordings, or images to edit, of the largest size that are in memory at the same time; or more smaller ones.
@@ -104,6 +104,17 @@ class MediaLoader:
         num_samples = await self._processes.run(lambda stop: count_samples(data, limits, stop))
         await self._hold(_SAMPLE_BYTES * num_samples, held)
         return await self._processes.run(lambda stop: decode_audio(data, limits, None, stop))
+
+    async def load_voice(self, recording: bytes | str) -> AudioPart:
+        """Decodes a recording of a voice at 24 kHz: a file, or its URL. Raises the errors of `load`, without a
+        field name."""
+
+        def decode(data: bytes, stop: Cancellation) -> AudioPart:
+            return decode_audio(data, self._limits, None, stop, SAMPLE_RATE_HZ)
+
+        if isinstance(recording, str):
+            return await self._fetched(recording, decode)
+        return await self._processes.run(partial(decode, recording))
 
     async def load_images(self, files: Sequence[bytes], number: int, held: AsyncExitStack) -> list[ImagePart]:
         """Decodes image files for `hold_images`. Raises the errors of `load`, without a field name."""

@@ -1,5 +1,4 @@
-"""`GET /v1/models`, and the menus of clients such as Open WebUI: `GET /v1/audio/voices` and
-`GET /v1/audio/models`."""
+"""`GET /v1/models`, and the menu of clients such as Open WebUI: `GET /v1/audio/models`."""
 
 from typing import Literal
 
@@ -12,7 +11,7 @@ from omni_server.api.images.sizes import offered_sizes
 from omni_server.api.openapi import error_responses
 from omni_server.api.parse import check_model
 from omni_server.api.state import ServerState
-from omni_server.api.voices import voice_aliases
+from omni_server.api.voice_store import VoiceStore
 from omni_server.types import ModelInfo
 
 
@@ -60,6 +59,8 @@ class Model(BaseModel):
     max_model_len: int
     modalities: dict[Literal["input", "output"], list[str]]
     voices: list[str]
+    clones_voices: bool
+    """Recordings of voices can be sent to `/v1/audio/voices`, and are its only voices."""
     max_speech_characters: int | None
     """Of a text to read aloud; None for a model without voices."""
     about: About | None
@@ -72,17 +73,6 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
-class Voice(BaseModel):
-    id: str
-    name: str
-    alias_of: str | None = None
-    """The model's voice that this name maps to; absent for the model's own voices."""
-
-
-class VoiceList(BaseModel):
-    voices: list[Voice]
-
-
 class AudioModel(BaseModel):
     id: str
 
@@ -91,7 +81,7 @@ class AudioModelList(BaseModel):
     models: list[AudioModel]
 
 
-def models_router(state: ServerState, config: ApiConfig) -> APIRouter:
+def models_router(state: ServerState, config: ApiConfig, voices: VoiceStore) -> APIRouter:
     router = APIRouter()
 
     @router.get(
@@ -102,7 +92,7 @@ def models_router(state: ServerState, config: ApiConfig) -> APIRouter:
     )
     async def list_models() -> ModelList:
         info = state.require_generator().model_info
-        return ModelList(data=[_card(name, info, config) for name in (info.name, *info.aliases)])
+        return ModelList(data=[_card(name, info, config, voices) for name in (info.name, *info.aliases)])
 
     # Hub ids contain a slash, which clients send as %2F and the server decodes.
     @router.get(
@@ -114,20 +104,7 @@ def models_router(state: ServerState, config: ApiConfig) -> APIRouter:
     async def retrieve_model(model_id: str) -> Model:
         info = state.require_generator().model_info
         check_model(model_id, info)
-        return _card(model_id, info, config)
-
-    @router.get(
-        "/v1/audio/voices",
-        summary="List the voices, and the names of OpenAI's voices that stand for them",
-        responses=error_responses(503),
-        tags=["audio"],
-        response_model_exclude_unset=True,
-    )
-    async def list_voices() -> VoiceList:
-        info = state.require_generator().model_info
-        own = [Voice(id=voice, name=voice) for voice in info.voices]
-        aliases = [Voice(id=name, name=name, alias_of=voice) for name, voice in voice_aliases(info).items()]
-        return VoiceList(voices=own + aliases)
+        return _card(model_id, info, config, voices)
 
     @router.get(
         "/v1/audio/models",
@@ -160,7 +137,7 @@ def _images(info: ModelInfo, max_output_pixels: int) -> Images | None:
     )
 
 
-def _card(name: str, info: ModelInfo, config: ApiConfig) -> Model:
+def _card(name: str, info: ModelInfo, config: ApiConfig, voices: VoiceStore) -> Model:
     edited = ("image",) if info.image_features.max_input_images else ()
     return Model(
         id=name,
@@ -171,7 +148,8 @@ def _card(name: str, info: ModelInfo, config: ApiConfig) -> Model:
             "input": list(dict.fromkeys(("text", *info.input_modalities, *edited))),
             "output": [output for output in ("text", "audio", "image") if output in info.outputs],
         },
-        voices=list(info.voices),
+        voices=voices.names() if info.clones_voices else list(info.voices),
+        clones_voices=info.clones_voices,
         max_speech_characters=config.max_speech_characters if info.voices else None,
         images=_images(info, config.max_output_pixels),
         about=About.model_validate(info.about, from_attributes=True) if info.about is not None else None,

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from omni_server.api.answer_stream import AnswerStream
 from omni_server.api.audio_pace import AudioPace
 from omni_server.api.config import ApiConfig
+from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import EXAMPLE_MODEL, GENERATION_ERRORS, event_stream, request_body
 from omni_server.api.parse import check_model
 from omni_server.api.sampling import speech_sampling
@@ -33,6 +34,7 @@ from omni_server.api.streaming import (
 )
 from omni_server.api.usage import total_usage
 from omni_server.api.validation import Seed, read_json, unsupported, unsupported_choice, validate
+from omni_server.api.voice_store import VoiceStore
 from omni_server.api.voices import resolve_voice
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.audio.encode import StreamEncoder
@@ -40,7 +42,7 @@ from omni_server.audio.filters import TempoFilter
 from omni_server.audio.formats import MEDIA_TYPES, AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generator
-from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, OmniRequest, ReadAloud, SpeechOutput
+from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, ClonedVoice, OmniRequest, ReadAloud, SpeechOutput
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,21 @@ class SpeechRequest(BaseModel):
     instructions: Annotated[str, Field(json_schema_extra={"maxLength": MAX_INSTRUCTIONS})] | None = None
     """How to read it. "None" and the empty string count as absent: Home Assistant sends the former."""
     language: str | None = None
-    """Extension: the language of the text, for models that are told; "auto" is the default."""
+    """Extension: the language of the text, by name or ISO 639-1 code, for models that are told; "auto" is the
+    default."""
+    ref_audio: str | None = None
+    """Extension, for models that clone voices, as the next ones: URL of a recording of the voice to speak with,
+    instead of `voice`; as in chats, a data URL or one of an allowed host."""
+    ref_text: Annotated[str, Field(max_length=MAX_INSTRUCTIONS)] | None = None
+    """Extension: what is said in `ref_audio`. With it, speech continues the recording and resembles it more;
+    without, it has its voice."""
+    x_vector_only_mode: bool | None = None
+    """Extension: take the voice only, even if the words of the recording are known; `false` requires them."""
+    speaker_embedding: Annotated[list[float], Field(max_length=8192, fail_fast=True)] | None = None
+    """Extension: a voice as the model's own vector, instead of `ref_audio`."""
+    non_streaming_mode: bool | None = None
+    """Extension, for models that read: whether the model gets all of the text before it speaks; the default is
+    that of its reference."""
     response_format: Annotated[str, Field(json_schema_extra={"enum": [*SPEECH_FORMATS, "pcm16"]})] | None = (
         None
     )
@@ -129,7 +145,9 @@ _CUTS = (
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
-async def _answer(state: ServerState, config: ApiConfig, given: object) -> Response:
+async def _answer(
+    state: ServerState, config: ApiConfig, media: MediaLoader, voices: VoiceStore, given: object
+) -> Response:
     """Sends no status before the first audio, or the whole file, is ready, so that earlier failures get their
     own status.
 
@@ -138,7 +156,9 @@ async def _answer(state: ServerState, config: ApiConfig, given: object) -> Respo
     generator = state.require_generator()
     name = f"speech-{uuid.uuid4().hex}"
     body = validate(SpeechRequest, given)
-    requests, audio_format = _parse(body, name, generator, config.max_speech_characters)
+    check_model(body.model, generator.model_info)
+    clone = await _clone(body, generator, media, voices)
+    requests, audio_format = parse_speech(body, name, generator, config.max_speech_characters, clone)
     speed = 1.0 if body.speed is None else body.speed
     stream = AnswerStream(generator, state, name, one_by_one=requests, input_param="input")
     pace = state.audio_pace(speed)
@@ -222,8 +242,55 @@ async def _pieces(
             yield data
 
 
-def _parse(
-    body: SpeechRequest, name: str, generator: Generator, max_characters: int
+async def _clone(
+    body: SpeechRequest, generator: Generator, media: MediaLoader, voices: VoiceStore
+) -> ClonedVoice | None:
+    """Returns the voice that the request brings or that was sent earlier. Raises `OmniError`."""
+    brought = {
+        "ref_audio": body.ref_audio,
+        "speaker_embedding": body.speaker_embedding,
+        "ref_text": body.ref_text or None,
+    }
+    given = next((field for field, value in brought.items() if value is not None), None)
+    if not generator.model_info.clones_voices:
+        if given is not None:
+            raise unsupported("This model clones no voices.", given)
+        return None
+    is_vector_only = body.x_vector_only_mode is True
+    if given is None:
+        stored = None if body.voice is None else voices.find(body.voice)
+        if stored is None:
+            raise InvalidRequestError(
+                "This model speaks with voices that it clones: send a recording to /v1/audio/voices and name "
+                f"it, or send 'ref_audio'. Voices are: {', '.join(voices.names()) or 'none yet'}.",
+                param="voice",
+            )
+        return ClonedVoice(stored.vector) if is_vector_only else stored.clone
+    text = (body.ref_text or "").strip()
+    if body.speaker_embedding is not None and not text and body.ref_audio is None:
+        return ClonedVoice(np.array(body.speaker_embedding, np.float32).tobytes())
+    if body.ref_audio is None or body.speaker_embedding is not None:
+        raise InvalidRequestError(
+            "A voice is one of 'ref_audio', which may have 'ref_text', and 'speaker_embedding'.", param=given
+        )
+    if body.x_vector_only_mode is False and not text:
+        raise InvalidRequestError(
+            "'x_vector_only_mode: false' needs 'ref_text', what is said in the recording.", param="ref_text"
+        )
+    try:
+        recording = await media.load_voice(body.ref_audio)
+        return await generator.clone_voice(recording, "" if is_vector_only else text)
+    except InvalidRequestError as error:
+        error.param = "ref_audio"
+        raise
+
+
+def parse_speech(
+    body: SpeechRequest,
+    name: str,
+    generator: Generator,
+    max_characters: int,
+    clone: ClonedVoice | None = None,
 ) -> tuple[list[OmniRequest], AudioFormat]:
     """Checks rules across fields and those of the model. Returns one or more requests, whose ids contain
     `name` and whose audio is concatenated.
@@ -231,13 +298,13 @@ def _parse(
     Raises `InvalidRequestError` or `ModelNotFoundError`.
     """
     model = generator.model_info
-    check_model(body.model, model)
     for field in body.model_extra or {}:
         logger.debug("ignoring the unknown field %.64r", field)
     if not model.voices:
         others = "text" if "text" in model.outputs else "images"
         raise unsupported(f"This model answers with {others} only.", "model")
-    voice = model.default_voice if body.voice is None else resolve_voice(body.voice, model, "voice")
+    named = None if clone is not None else body.voice
+    voice = model.default_voice if named is None else resolve_voice(named, model, "voice")
     format_name = "mp3" if body.response_format is None else body.response_format
     audio_format = parse_format(format_name)
     if audio_format is None:
@@ -263,7 +330,13 @@ def _parse(
             request_id=f"{name}-{index}",
             messages=generator.task_messages(ReadAloud(text, instructions)),
             speech=SpeechOutput(
-                voice=voice, seed=seed, text=text, language=body.language, instructions=instructions
+                voice=voice,
+                seed=seed,
+                text=text,
+                language=body.language,
+                instructions=instructions,
+                text_first=body.non_streaming_mode,
+                clone=clone,
             ),
             sampling=sampling,
         )
@@ -340,7 +413,7 @@ _EXAMPLES: dict[str, dict[str, object]] = {
 }
 
 
-def speech_router(state: ServerState, config: ApiConfig) -> APIRouter:
+def speech_router(state: ServerState, config: ApiConfig, media: MediaLoader, voices: VoiceStore) -> APIRouter:
     router = APIRouter(tags=["audio"])
 
     @router.post(
@@ -369,6 +442,6 @@ def speech_router(state: ServerState, config: ApiConfig) -> APIRouter:
     async def create_speech(request: Request) -> Response:
         state.require_generator()
         body = await read_json(request)
-        return await until_disconnect(_answer(state, config, body), request.receive)
+        return await until_disconnect(_answer(state, config, media, voices, body), request.receive)
 
     return router

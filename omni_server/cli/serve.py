@@ -137,6 +137,8 @@ def ready_message(address: str, model: ModelInfo) -> str:
         lines.insert(3, f"  Page     {address}/")
     if model.image_sizes:
         lines.append(f"  Sizes    {', '.join(map(str, model.image_sizes))}")
+    elif model.clones_voices:
+        lines.append("  Voices   those of recordings that are sent to /v1/audio/voices")
     elif model.voices:
         lines.append(f"  Voices   {', '.join(_marked_default(model))}")
         lines.append(f"  Formats  {', '.join(AUDIO_FORMATS)}")
@@ -160,6 +162,12 @@ def curl_example(address: str, model: ModelInfo) -> str:
             f'  | python3 -c "{_SAVE_IMAGE}"'
         )
     body: dict[str, object] = {"model": model.name}
+    if model.clones_voices:
+        body |= {"input": "Hello, who are you?", "voice": "me", "response_format": "wav"}
+        upload = (
+            f"curl -sS {reach}/v1/audio/voices -F name=me -F consent='my own voice' -F audio_sample=@me.wav"
+        )
+        return f"{upload}\n{_posting(reach, 'audio/speech', body, '-o answer.wav')}"
     if model.voices and model.text_stage is None:
         body |= {"input": "Hello, who are you?", "voice": model.default_voice, "response_format": "wav"}
         return _posting(reach, "audio/speech", body, "-o answer.wav")

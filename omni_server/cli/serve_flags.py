@@ -155,6 +155,7 @@ def add_serve_flags(parser: argparse.ArgumentParser, defaults: ApiConfig = _DEFA
     _add(group, "max_body_bytes", "body_timeout_s", "max_total_body_bytes")
     _add(group, "max_unsent_bytes", "max_total_unsent_bytes")
     _add(group, "max_speech_characters")
+    _add(group, "voices_folder", metavar="FOLDER", type=Path, unset="in memory")
     _add(group, "max_audio_ahead_s", unset="no limit")
     _add(group, "http_send_timeout_s")
 

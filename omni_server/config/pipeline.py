@@ -124,9 +124,9 @@ class Pipeline:
     """All stages of a family, by name, and the edges between them.
 
     Raises `ValueError` unless the pipeline meets these conditions: It has one entry, and every other stage
-    has one source. Payloads fit the engines at both ends. An `ar` stage either writes text and may send
-    embeddings, or sends frames. A diffusion stage ends in an output: audio from frames, or an image from the
-    prompt. Each output comes from one stage.
+    has one source, except the one that makes voices, which stands alone. Payloads fit the engines at both
+    ends. An `ar` stage either writes text and may send embeddings, or sends frames. A diffusion stage ends in
+    an output: audio from frames, or an image or a voice from its prompt. Each output comes from one stage.
     """
 
     stages: Mapping[str, StageSpec]
@@ -140,7 +140,7 @@ class Pipeline:
             self._check_payload(edge)
         if not self.stages:
             raise ValueError("a pipeline has at least one stage")
-        if len(entries := [name for name in self.stages if self.edge_into(name) is None]) != 1:
+        if len(entries := self._entries()) != 1:
             raise ValueError(f"a pipeline has one entry, not {len(entries)}: {', '.join(entries)}")
         for name in self.stages:
             if (num_sources := sum(edge.target == name for edge in self.edges)) > 1:
@@ -192,10 +192,14 @@ class Pipeline:
             path.insert(0, edge)
         return path
 
+    def _entries(self) -> list[str]:
+        alone = [name for name in self.stages if self.edge_into(name) is None]
+        return [name for name in alone if self.stages[name].output != "voice"]
+
     @property
     def entry(self) -> str:
         """The stage that gets the prompt."""
-        return next(name for name in self.stages if self.edge_into(name) is None)
+        return self._entries()[0]
 
     @property
     def outputs(self) -> frozenset[Output]:

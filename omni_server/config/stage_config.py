@@ -265,7 +265,7 @@ class StageConfig(FrozenModel):
         return self.pipeline.stages[self.stages[name].model_stage]
 
     def edge_into(self, name: str) -> Edge | None:
-        """None for the entry."""
+        """None for the entry, and for the stage that makes voices."""
         return next((edge for edge in self.edges if edge.target == name), None)
 
     def edge_from(self, name: str, payload: type[Payload]) -> Edge | None:
@@ -280,7 +280,8 @@ class StageConfig(FrozenModel):
 
     @property
     def entry(self) -> str:
-        return next(name for name in self.stages if self.edge_into(name) is None)
+        """The stage that gets the prompt."""
+        return next(name for name, stage in self.stages.items() if stage.model_stage == self.pipeline.entry)
 
     @property
     def reads_text(self) -> bool:

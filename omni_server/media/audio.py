@@ -19,7 +19,7 @@ from omni_server.media.limits import MediaLimits
 from omni_server.types import SAMPLE_RATE_HZ, AudioPart
 
 DECODED_RATE_HZ = 16_000
-"""Of the audio encoders of all models."""
+"""Of the audio encoders of all models that listen."""
 _MIN_FILE_RATE_HZ = 4_000
 _MAX_FILE_RATE_HZ = 192_000
 _MAX_CHANNELS = 8
@@ -41,8 +41,9 @@ def decode_audio(
     limits: MediaLimits,
     declared_format: str | None = None,
     cancellation: Cancellation | None = None,
+    rate_hz: int = DECODED_RATE_HZ,
 ) -> AudioPart:
-    """Returns the waveform at 16 kHz. The file's channels are clipped to [-1, 1] and averaged.
+    """Returns the waveform at `rate_hz`. The file's channels are clipped to [-1, 1] and averaged.
 
     Resamples with soxr's HQ filters, as librosa does, with which Qwen's utilities load files. Accepts WAV,
     FLAC, Ogg (Opus, Vorbis, FLAC), MP3, AAC (ADTS), WebM and Matroska, MP4 (M4A, QuickTime) and AVI, detected
@@ -53,12 +54,12 @@ def decode_audio(
     """
     with _open(data, declared_format, limits, cancellation or Cancellation()) as (rate, _, blocks):
         samples = bytearray()
-        for block in _resampled(rate, blocks):
+        for block in _resampled(rate, blocks, rate_hz):
             samples += block.data
-            _check_length(len(samples) // _SAMPLE_BYTES, limits)
-    if len(samples) < limits.min_audio_seconds * DECODED_RATE_HZ * _SAMPLE_BYTES:
+            _check_length(len(samples) // _SAMPLE_BYTES, limits, rate_hz)
+    if len(samples) < limits.min_audio_seconds * rate_hz * _SAMPLE_BYTES:
         raise _too_short(limits)
-    return AudioPart(np.frombuffer(samples, dtype=np.float32), DECODED_RATE_HZ)
+    return AudioPart(np.frombuffer(samples, dtype=np.float32), rate_hz)
 
 
 def decode_audio_track(
@@ -95,9 +96,11 @@ _Blocks = Iterable[npt.NDArray[np.float32]]
 """Each [num_samples, num_channels]."""
 
 
-def _resampled(rate_hz: int, blocks: _Blocks) -> Iterator[npt.NDArray[np.float32]]:
-    """Yields mono samples [num_samples] at `DECODED_RATE_HZ`."""
-    resampler = soxr.ResampleStream(rate_hz, DECODED_RATE_HZ, num_channels=1)
+def _resampled(
+    file_rate_hz: int, blocks: _Blocks, rate_hz: int = DECODED_RATE_HZ
+) -> Iterator[npt.NDArray[np.float32]]:
+    """Yields mono samples [num_samples] at `rate_hz`."""
+    resampler = soxr.ResampleStream(file_rate_hz, rate_hz, num_channels=1)
     for block in blocks:
         yield resampler.resample_chunk(_mono(block))
     yield resampler.resample_chunk(np.zeros(0, dtype=np.float32), last=True)
@@ -195,8 +198,8 @@ def _check_rate_and_channels(rate_hz: int, num_channels: int) -> None:
         raise _invalid(f"has more than {_MAX_CHANNELS} channels")
 
 
-def _check_length(num_samples: int, limits: MediaLimits) -> None:
-    if num_samples > limits.max_audio_seconds * DECODED_RATE_HZ:
+def _check_length(num_samples: int, limits: MediaLimits, rate_hz: int = DECODED_RATE_HZ) -> None:
+    if num_samples > limits.max_audio_seconds * rate_hz:
         raise _invalid(f"is longer than {limits.max_audio_seconds:g} s")
 
 

@@ -36,9 +36,11 @@ from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.text_source import TextSource, in_one_piece
 from omni_server.orchestrator.tool_grammar import turn_grammar
 from omni_server.orchestrator.tool_parser import ToolParser
+from omni_server.orchestrator.voice_encoder import VoiceEncoder
 from omni_server.protocol.images import num_image_tokens
 from omni_server.protocol.rows import RowsInput, RowsOutput
 from omni_server.types import (
+    AudioPart,
     ChatMessage,
     ClonedVoice,
     OmniRequest,
@@ -80,13 +82,16 @@ class Orchestrator:
         self._ar = ar
         self._diffusion = diffusion
         self._request_timeout_s = request_timeout_s
-        (self._entry,) = (name for name in self._config.stages if self._config.edge_into(name) is None)
+        self._entry = config.entry
         self._decoding: dict[str, SpeechDecoding] = {}  # by the stage whose frames are decoded
         for edge in self._config.edges:
             payload = self._config.spec_of(edge).payload
             if isinstance(payload, TokenFrames):
                 decoder = self._diffusion[edge.target]
                 self._decoding[edge.source] = speech_decoding(family, config, edge, payload, decoder)
+        self._voices: VoiceEncoder | None = None
+        for name in config.stages_for({"voice"}):
+            self._voices = VoiceEncoder(family, diffusion[name], config.stages[name], request_timeout_s)
         self._running: dict[str, RequestRun] = {}
         self._fair_share = FairShareQueue()
         self._is_closed = False
@@ -116,6 +121,12 @@ class Orchestrator:
         handle = self._ar[self._entry].any_engine
         async with _reading(handle, time.monotonic(), self._request_timeout_s):
             return await handle.tokenize(self._prompt(handle, request, self._outputs(request)))
+
+    async def clone_voice(self, recording: AudioPart, text: str) -> ClonedVoice:
+        """See `Generator.clone_voice`."""
+        if self._voices is None:
+            raise InvalidRequestError("this model clones no voices", param="voice")
+        return await self._voices.clone(recording, text)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         """Returns the family's chat messages for the task."""
@@ -378,6 +389,8 @@ class Orchestrator:
         self._is_closed = True
         for run in list(self._running.values()):
             await run.aclose()
+        if self._voices is not None:
+            await self._voices.close()
 
     def _check_open(self, request: OmniRequest, outputs: frozenset[Output]) -> None:
         if self._is_closed:

@@ -21,8 +21,8 @@ from omni_server.types.images import (
 Role = Literal["system", "user", "assistant", "tool"]
 MediaKind = Literal["audio", "image", "video"]
 FinishReason = Literal["stop", "length", "tool_calls"]
-Output = Literal["text", "audio", "image"]
-"""What a model can generate and the API can send."""
+Output = Literal["text", "audio", "image", "voice"]
+"""What a model can generate. A voice is made of a recording, for later requests."""
 
 SAMPLE_RATE_HZ = 24_000
 """Sample rate of every output waveform; OpenAI's `pcm16` is defined at this rate."""
@@ -169,7 +169,7 @@ class SpeechOutput:
     """Text to speak, word for word, as the answer to the messages. The model generates no text, so its
     sampling has no effect. None speaks the model's text."""
     language: str | None = None
-    """Name of the language, in any case; None and "auto" leave it to the model."""
+    """Name of the language, or its ISO 639-1 code, in any case; None and "auto" leave it to the model."""
     instructions: str | None = None
     """How to speak, or a description of the voice."""
     pieces: AsyncIterator[str] | None = None
@@ -440,6 +440,10 @@ class ModelInfo:
     image_features: ImageFeatures = field(default_factory=ImageFeatures)
     hears_videos: bool = False
     """Whether it can hear the audio track of a video with its frames."""
+
+    @property
+    def clones_voices(self) -> bool:
+        return "voice" in self.outputs
 
     @property
     def only_generates_images(self) -> bool:

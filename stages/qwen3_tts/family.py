@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from omni_server.config.checkpoint_files import config_errors
 from omni_server.config.chunk_plan import ChunkPlan
@@ -11,13 +13,24 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.errors import InvalidRequestError
 from omni_server.family import (
     DefaultConfigs,
+    DiffusionPrompt,
     FamilyModel,
     HfOverrides,
     NeededFile,
+    ReferenceImplementation,
     SpeechText,
     StageFootprint,
 )
-from omni_server.types import ChatMessage, ClonedVoice, Output, ReadAloud, SpeechOutput, Task, TextPart
+from omni_server.types import (
+    AudioPart,
+    ChatMessage,
+    ClonedVoice,
+    Output,
+    ReadAloud,
+    SpeechOutput,
+    Task,
+    TextPart,
+)
 from stages.qwen3_tts.checkpoint_config import (
     CODEC_FOLDER,
     NUM_CODEBOOKS,
@@ -26,6 +39,8 @@ from stages.qwen3_tts.checkpoint_config import (
 )
 from stages.qwen3_tts.codec_layout import decoder_layout
 from stages.qwen3_tts.layout import Speaking, Voice
+from stages.qwen3_tts.options import VoiceEncoderStage
+from stages.qwen3_tts.recording import Recording, check_voice, heard_voice
 from stages.qwen3_tts.speech_text import Qwen3TTSText
 from stages.qwen3_tts.tokens import TextTokenizer
 from stages.qwen_codec.options import Code2WavStage
@@ -34,6 +49,7 @@ PIPELINE = Pipeline(
     stages={
         "talker": StageSpec("ar", reads_text=True),
         "code2wav": StageSpec("diffusion", output="audio", config=Code2WavStage, folder=CODEC_FOLDER),
+        "voice_encoder": StageSpec("diffusion", output="voice", config=VoiceEncoderStage),
     },
     edges=(
         EdgeSpec(
@@ -53,6 +69,19 @@ NO_VOICE = "Default"
 AUTO = "auto"
 """The language that the model itself finds out."""
 
+_ISO_639_1 = {
+    "de": "german",
+    "en": "english",
+    "es": "spanish",
+    "fr": "french",
+    "it": "italian",
+    "ja": "japanese",
+    "ko": "korean",
+    "pt": "portuguese",
+    "ru": "russian",
+    "zh": "chinese",
+}
+
 
 class Qwen3TTSFamily:
     """Implements `omni_server.family.ModelFamily`."""
@@ -60,8 +89,14 @@ class Qwen3TTSFamily:
     pipeline = PIPELINE
 
     architectures = ("Qwen3TTSForConditionalGeneration",)
-    reference: str | None = None
-    engine_modules: tuple[str, ...] = ("stages.qwen3_tts.talker", "stages.qwen3_tts.code2wav")
+    reference: ReferenceImplementation | None = ReferenceImplementation(
+        "stages.qwen3_tts.reference:Qwen3TTSReference", package="qwen-tts-hf"
+    )
+    engine_modules: tuple[str, ...] = (
+        "stages.qwen3_tts.talker",
+        "stages.qwen3_tts.code2wav",
+        "stages.qwen3_tts.voice_encoder",
+    )
     default_configs: DefaultConfigs | None = DefaultConfigs(gpu="qwen3_tts", demo="qwen3_tts.demo-cpu")
 
     def open(self, model_dir: Path) -> "Qwen3TTSModel":
@@ -80,26 +115,33 @@ class Qwen3TTSFamily:
         return stage_footprints(model_dir, config)
 
     def outputs(self, model_dir: Path) -> frozenset[Output]:
-        return self.pipeline.outputs
+        is_base = read_checkpoint_config(model_dir).tts_model_type == "base"
+        return self.pipeline.outputs if is_base else self.pipeline.outputs - {"voice"}
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
         # A late import: the server process does not need this before it starts the engines.
-        from stages.qwen3_tts.hf_config import code2wav_config, talker_config
+        from stages.qwen3_tts.hf_config import code2wav_config, talker_config, voice_encoder_config
 
-        overrides: dict[str, HfOverrides] = {"talker": talker_config, "code2wav": code2wav_config}
+        overrides: dict[str, HfOverrides] = {
+            "talker": talker_config,
+            "code2wav": code2wav_config,
+            "voice_encoder": voice_encoder_config,
+        }
         return overrides[model_stage]
 
     def register(self) -> None:
         from vllm import ModelRegistry
 
         from stages.qwen3_tts.code2wav import Qwen3TTSCode2Wav
-        from stages.qwen3_tts.hf_config import CODE2WAV, TALKER, register_configs
+        from stages.qwen3_tts.hf_config import CODE2WAV, TALKER, VOICE_ENCODER, register_configs
         from stages.qwen3_tts.talker import Qwen3TTSTalker
+        from stages.qwen3_tts.voice_encoder import Qwen3TTSVoiceEncoder
 
         register_configs()
         # Classes, not names: vLLM would import a name in a separate process to inspect the class.
         ModelRegistry.register_model(TALKER, Qwen3TTSTalker)
         ModelRegistry.register_model(CODE2WAV, Qwen3TTSCode2Wav)
+        ModelRegistry.register_model(VOICE_ENCODER, Qwen3TTSVoiceEncoder)
 
 
 class Qwen3TTSModel(FamilyModel):
@@ -126,7 +168,9 @@ class Qwen3TTSModel(FamilyModel):
         clone = ClonedVoice(bytes(4 * talker.hidden_size)) if config.tts_model_type == "base" else None
         self.warm_up_speech = SpeechOutput(text="Hello", clone=clone)
         self.stop_ids = {"talker": (talker.codec_eos_token_id,)}
-        self.codec = decoder_layout(msgspec.structs.asdict(read_decoder_config(model_dir)))
+        decoder = read_decoder_config(model_dir)
+        self.codec = decoder_layout(msgspec.structs.asdict(decoder))
+        self._codebook_size = decoder.codebook_size
         self._tokenizer = TextTokenizer(model_dir)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
@@ -151,20 +195,19 @@ class Qwen3TTSModel(FamilyModel):
         if clone is None:
             if is_base:
                 raise InvalidRequestError(
-                    "this model speaks with a voice that it clones, and there is none to clone", param="voice"
+                    "this model speaks with voices that it clones: name one that was sent to "
+                    "/v1/audio/voices, or send a recording as 'ref_audio'",
+                    param="voice",
                 )
             return Voice(self._speakers.get(voice))
         if not is_base:
             raise InvalidRequestError("this model clones no voices", param="voice")
-        width = self._config.talker_config.hidden_size
-        if len(clone.vector) != 4 * width:
-            raise InvalidRequestError(
-                f"the vector of a voice has {width} numbers for this model", param="voice"
-            )
+        check_voice(clone, self._config.talker_config.hidden_size, self._codebook_size)
         return Voice(None, clone.vector, clone.frames, self._tokenizer.plain_ids(clone.text))
 
     def _language(self, language: str | None, voice: str) -> int | None:
         name = AUTO if language is None else language.lower()
+        name = _ISO_639_1.get(name.partition("-")[0], name)  # en-GB is English
         # A dialect cannot be asked for: it belongs to a voice.
         known = [AUTO, *sorted(name for name in self._languages if "dialect" not in name)]
         if name not in known:
@@ -184,6 +227,12 @@ class Qwen3TTSModel(FamilyModel):
             )
         begin, end = map(self._tokenizer.template_ids, ("<|im_start|>user\n", "<|im_end|>\n"))
         return (*begin, *self._tokenizer.plain_ids(instructions), *end)
+
+    def voice_prompt(self, recording: AudioPart, *, has_text: bool) -> DiffusionPrompt:
+        return Recording(recording.samples.tobytes(), has_codes=has_text).prompt()
+
+    def cloned_voice(self, result: npt.NDArray[np.float32]) -> ClonedVoice:
+        return heard_voice(result, self._config.talker_config.hidden_size)
 
     def dtype_name(self) -> str:
         return self._config.dtype_name

@@ -12,6 +12,7 @@ from omni_server.config.stages import Stage
 from omni_server.family import KvLayout, StageFootprint
 from stages.checkpoint_footprint import widest_layer
 from stages.qwen3_tts.checkpoint_config import (
+    CODEC_FOLDER,
     CheckpointConfig,
     DecoderConfig,
     TalkerConfig,
@@ -20,7 +21,10 @@ from stages.qwen3_tts.checkpoint_config import (
     read_decoder_config,
 )
 from stages.qwen3_tts.codec_network import Qwen3TTSNetwork
-from stages.qwen3_tts.hf_config import Qwen3TTSDecoderConfig
+from stages.qwen3_tts.hf_config import Qwen3TTSConfig, Qwen3TTSDecoderConfig, voice_encoder_config
+from stages.qwen3_tts.options import VoiceEncoderStage
+from stages.qwen3_tts.recording import SAMPLES_PER_FRAME
+from stages.qwen3_tts.voice_network import VoiceEncoderNetwork
 from stages.qwen_codec.code2wav.state import values_per_stream
 from stages.qwen_codec.options import Code2WavStage
 
@@ -33,12 +37,16 @@ _Shapes = dict[str, tuple[int, ...]]
 def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
     """See `ModelFamily.footprints`."""
     checkpoint, decoder = read_checkpoint_config(model_dir), read_decoder_config(model_dir)
-    return {
-        name: _code2wav(decoder, stage.compute_dtype(config.platform))
-        if isinstance(stage, Code2WavStage)
-        else _talker(checkpoint, stage)
-        for name, stage in config.stages.items()
-    }
+    footprints = {}
+    for name, stage in config.stages.items():
+        match stage:
+            case Code2WavStage():
+                footprints[name] = _code2wav(decoder, stage.compute_dtype(config.platform))
+            case VoiceEncoderStage():
+                footprints[name] = _voice_encoder(model_dir, stage.compute_dtype(config.platform))
+            case _:
+                footprints[name] = _talker(checkpoint, stage)
+    return footprints
 
 
 def _talker(checkpoint: CheckpointConfig, stage: Stage) -> StageFootprint:
@@ -108,7 +116,11 @@ def _code2wav(decoder: DecoderConfig, dtype: str) -> StageFootprint:
     # The widest layer holds its input, and output, activations and their copy with the state in front.
     widest = widest_layer(decoder.decoder_dim, math.prod(decoder.upsampling_ratios), decoder.upsample_rates)
     return StageFootprint(
-        tensors={},  # only the weights of the checkpoint's own folder are compared with their files
+        tensors={
+            f"{CODEC_FOLDER}/decoder.{name}": tuple(weight.shape)
+            for name, weight in network.named_parameters()
+            if not name.startswith("code_embedding.")  # made of several weights
+        },
         dtype=dtype,
         loads_float32=False,
         encodes_media=False,
@@ -116,4 +128,23 @@ def _code2wav(decoder: DecoderConfig, dtype: str) -> StageFootprint:
         values_per_token=math.ceil(4 * widest / decoder.num_quantizers),  # a token is one code of a frame
         stream_state_bytes=value_bytes * values_per_stream(network),
         weight_bytes=value_bytes * sum(weight.numel() for weight in network.parameters()),
+    )
+
+
+def _voice_encoder(model_dir: Path, dtype: str) -> StageFootprint:
+    value_bytes = num_bits(dtype) // 8
+    config = voice_encoder_config(Qwen3TTSConfig.from_pretrained(model_dir))
+    with torch.device("meta"):
+        network = VoiceEncoderNetwork(config, model_dir)
+    speaker = network.speaker_encoder.named_parameters(prefix="speaker_encoder")
+    # At the full rate, a residual unit of the audio encoder holds its input, the activations of both layers and
+    # the output.
+    return StageFootprint(
+        tensors={name: tuple(weight.shape) for name, weight in speaker},
+        dtype=dtype,
+        loads_float32=False,
+        encodes_media=False,
+        kv=None,
+        values_per_token=4 * network.audio_encoder.config.num_filters * SAMPLES_PER_FRAME,
+        weight_bytes=value_bytes * sum(weight.numel() for weight in network.state_dict().values()),
     )

@@ -13,12 +13,14 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
 )
 
 TALKER, CODE2WAV = "Qwen3TTSTalkerStage", "Qwen3TTSCode2WavStage"
+VOICE_ENCODER = "Qwen3TTSVoiceEncoderStage"
 """Names of the model classes in vLLM's registry."""
 
 
 class Qwen3TTSConfig(PreTrainedConfig):
     model_type = "qwen3_tts"
     talker_config: dict[str, Any] | None = None
+    speaker_encoder_config: dict[str, Any] | None = None
 
 
 class Qwen3TTSTokenizerConfig(PreTrainedConfig):
@@ -26,6 +28,7 @@ class Qwen3TTSTokenizerConfig(PreTrainedConfig):
 
     model_type = "qwen3_tts_tokenizer_12hz"
     decoder_config: dict[str, Any] | None = None
+    encoder_config: dict[str, Any] | None = None
 
 
 class Qwen3TTSTalkerConfig(Qwen3Config):
@@ -39,6 +42,22 @@ class Qwen3TTSDecoderConfig(Qwen3OmniMoeCode2WavConfig):
     latent_dim: int = 1024
     codebook_dim: int = 512
     head_dim: int = 64
+
+
+class Qwen3TTSVoiceEncoderConfig(PreTrainedConfig):
+    """The published files have few of these fields."""
+
+    mel_dim: int = 128
+    enc_dim: int = 1024
+    enc_channels: tuple[int, ...] = (512, 512, 512, 512, 1536)
+    enc_kernel_sizes: tuple[int, ...] = (5, 3, 3, 3, 1)
+    enc_dilations: tuple[int, ...] = (1, 2, 3, 4, 1)
+    enc_attention_channels: int = 128
+    enc_res2net_scale: int = 8
+    enc_se_channels: int = 128
+    # vLLM requires them of any model. Lengths are in frames.
+    vocab_size: int = 1
+    max_position_embeddings: int = 4000
 
 
 def register_configs() -> None:
@@ -75,6 +94,12 @@ def code2wav_config(config: PreTrainedConfig) -> PreTrainedConfig:
     stage.vocab_size = stage.codebook_size
     stage.max_position_embeddings *= stage.num_quantizers
     return stage
+
+
+def voice_encoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    if not isinstance(config, Qwen3TTSConfig):
+        return config
+    return Qwen3TTSVoiceEncoderConfig(**(config.speaker_encoder_config or {}), architectures=[VOICE_ENCODER])
 
 
 def _without(fields: dict[str, Any], *names: str) -> dict[str, Any]:

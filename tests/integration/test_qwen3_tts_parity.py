@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omni_server.config.load import find_shipped_config, load_stage_config
+from omni_server.check.default_config import load_for
+from omni_server.config.load import find_shipped_config
+from omni_server.errors import DeadlineExceededError
 from omni_server.offline import OmniOutput, collect
 from omni_server.types import ClonedVoice, OmniRequest, SamplingConfig, SpeechOutput
 from omni_server.verify.compare import signal_to_noise_db
@@ -19,7 +21,7 @@ from tests.reference.qwen3_tts import Qwen3TTSReference, Spoken
 from tests.reference.qwen3_tts_cases import CASES, TTSCase
 
 CHECKPOINTS = sorted({case.checkpoint for case in CASES.values()})
-CONFIG = load_stage_config(find_shipped_config("qwen3_tts.demo-cpu"))
+CONFIG = load_for(find_shipped_config("qwen3_tts.demo-cpu"), {"audio"})
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,16 @@ def test_speech_equals_the_reference_alone_while_it_is_written_and_together(serv
     for (_, case), answer in zip(together, served.live.answers(requests), strict=True):
         served.check(case, answer)
     assert served.live.held_rows() == 0
+
+
+@pytest.mark.parametrize("served", CHECKPOINTS[:1], indirect=True)
+def test_a_deadline_ends_the_request_everywhere_and_tells_the_caller(served: Served) -> None:
+    case = served.cases[0]
+    endless = {"talker": SamplingConfig(max_tokens=1000, ignore_eos=True)}
+    with pytest.raises(DeadlineExceededError):
+        served.live.answer(replace(served.request(case, 2), sampling=endless, deadline_s=0.5))
+    assert served.live.held_rows() == 0
+    served.check(case, served.live.answer(served.request(case)))
 
 
 def test_preempted_requests_go_on_as_the_reference(

@@ -125,7 +125,7 @@ class Qwen3TTSReference:
 
     def _run(self, tasks: list[Task]) -> Arrays:
         located = [task | {"checkpoint": f"{self._checkpoints}/{task['checkpoint']}"} for task in tasks]
-        python = _environment() / "bin" / "python"
+        python = environment() / "bin" / "python"
         with tempfile.TemporaryDirectory() as folder:
             questions, answers = Path(folder) / "questions.json", Path(folder) / "answers.npz"
             questions.write_text(json.dumps(located))
@@ -142,7 +142,7 @@ class Qwen3TTSReference:
         return question
 
 
-def _environment() -> Path:
+def environment() -> Path:
     """That of the reference, made the first time."""
     folder = _check_run([_ROOT / "scripts" / "setup-consumers", sys.executable, "qwen-tts"]).strip()
     return _ROOT / folder / "qwen-tts"

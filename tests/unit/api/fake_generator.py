@@ -12,7 +12,9 @@ from omni_server.errors import InvalidRequestError, OmniError, StageDownError
 from omni_server.generation import Deliver
 from omni_server.types import (
     AudioDelta,
+    AudioPart,
     ChatMessage,
+    ClonedVoice,
     CodecDelta,
     Finished,
     FinishReason,
@@ -52,9 +54,26 @@ MODEL = ModelInfo(
     fingerprint="fp_0123456789",
     hears_videos=True,
 )
+CLONING_MODEL = replace(
+    MODEL,
+    voices=("Default",),
+    default_voice="Default",
+    outputs=frozenset({"audio", "voice"}),
+    text_stage=None,
+    input_modalities=(),
+)
 TEXT_ONLY_MODEL = replace(
     MODEL, voices=(), default_voice=None, outputs=frozenset({"text"}), speech_stage=None
 )
+READING_MODEL = replace(
+    MODEL,
+    outputs=frozenset({"audio"}),
+    text_stage=None,
+    input_modalities=(),
+    max_media_per_prompt={},
+    hears_videos=False,
+)
+"""It only reads aloud."""
 
 IMAGE_MODEL = replace(
     TEXT_ONLY_MODEL,
@@ -214,6 +233,8 @@ class FakeGenerator:
         self.metrics = b""
         self.requests: list[OmniRequest] = []
         self.tasks: list[Task] = []
+        self.recordings: list[AudioPart] = []
+        self.voice_error: OmniError | None = None
         self.generations: list[FakeGeneration] = []
 
     @property
@@ -236,6 +257,8 @@ class FakeGenerator:
             script = image_script(request.image)
         elif script is None:
             script = speech_script() if request.speech is not None else text_script()
+            if self.model_info.text_stage is None:
+                script = [entry for entry in script if not isinstance(entry, TextDelta)]
         generation = FakeGeneration(request.request_id, script, deliver)
         self.generations.append(generation)
         return generation
@@ -251,6 +274,13 @@ class FakeGenerator:
             raise InvalidRequestError("Invalid token id.", param="messages")
         text = prompt.text or "".join(map(chr, prompt.token_ids))
         return TokenizedPrompt(tuple(map(ord, text)), tuple(text), text)
+
+    async def clone_voice(self, recording: AudioPart, text: str = "") -> ClonedVoice:
+        """The voice tells what it was made of."""
+        self.recordings.append(recording)
+        if self.voice_error is not None:
+            raise self.voice_error
+        return ClonedVoice(recording.samples[:4].tobytes(), bytes(32) if text else b"", text)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         self.tasks.append(task)

@@ -27,7 +27,6 @@ from omni_server.family import load_family
 from tests.checkpoints.qwen2_5_omni.genuine import genuine_model_config as genuine_qwen2_5
 from tests.checkpoints.qwen3_omni.genuine import genuine_model_config as genuine_qwen3
 from tests.checkpoints.write import make_demo_checkpoint
-from tests.unit.stages.qwen3_tts.checkpoint import TINY
 from tests.unit.stages.qwen3_tts.checkpoint import write_checkpoint as write_tts
 
 GIB = 2**30
@@ -51,10 +50,15 @@ ON_CPUS = {
     "qwen2_5_omni.cpu": ("7b", 27),
     "qwen2_5_omni.demo-cpu": ("tiny qwen2_5_omni", 4),
     "qwen3_omni.demo-cpu": ("tiny qwen3_omni", 4),
-    "qwen3_tts.demo-cpu": ("tts tiny", 4),
+    "qwen3_tts.demo-cpu": ("tiny qwen3_tts", 5),
     "diffusers.demo-cpu": ("tiny diffusers", 4),
 }
 """Model, and GB of main memory."""
+TTS_TALKERS = {
+    "tts 0b6": {"hidden_size": 1024, "intermediate_size": 3072},
+    "tts 1b7": None,
+}
+"""What differs from 1.7B."""
 
 Folders = Callable[[str], Path]
 
@@ -66,11 +70,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     def folder(model: str) -> Path:
         path = tmp_path_factory.mktemp("model")
         if model.startswith("tiny "):
-            return make_demo_checkpoint(path / "tiny", family=model.removeprefix("tiny "), weights="dummy")
+            family = model.removeprefix("tiny ")
+            kind = "base" if family == "qwen3_tts" else None
+            return make_demo_checkpoint(path / "tiny", family=family, pipeline=kind, weights="dummy")
         if model == "qwen-image":
             return make_demo_checkpoint(path / "pipeline", family="diffusers", size=model, weights="dummy")
         if model.startswith("tts "):
-            return write_tts(path, talker=TINY if model == "tts tiny" else None)
+            return write_tts(path, talker=TTS_TALKERS[model])
         config = genuine_qwen3() if model == "30b" else genuine_qwen2_5(model)
         (path / "config.json").write_text(json.dumps(config))
         return path
@@ -170,6 +176,40 @@ def test_qwen3_omni_gets_the_largest_deployment_that_fits(folders: Folders) -> N
         for config in (on_two, on_one)
     ] == [[2048, 512], [128, 128]]
     assert [stage.devices for stage in on_two.stages.values()] == [(0,), (1,), (1,)]
+
+
+TTS_REQUESTS: Mapping[tuple[str, float], int | None] = {
+    ("tts 0b6", 6.0): None,
+    ("tts 0b6", 7.5): 8,
+    ("tts 0b6", 8.0): 64,
+    ("tts 1b7", 8.0): None,
+    ("tts 1b7", 10.0): 16,
+    ("tts 1b7", 11.6): 64,
+    **{
+        (model, size): 64
+        for model in ("tts 0b6", "tts 1b7")
+        for size in (12.0, 16.0, 24.0, 48.0, 80.0, 141.0)
+    },
+}
+"""The table of docs/configuration.md: requests at once, by model and GiB of the GPU."""
+
+
+@pytest.mark.parametrize("model", ["tts 0b6", "tts 1b7"])
+def test_qwen3_tts_gets_the_largest_deployment_that_fits(model: str, folders: Folders) -> None:
+    base = load_stage_config(find_shipped_config("qwen3_tts"))
+    sizes = sizes_of(base, folders(model))
+    for (name, gib), num_requests in TTS_REQUESTS.items():
+        if name != model:
+            continue
+        if num_requests is None:
+            with pytest.raises(ConfigError, match=r"does not fit: .* What would fit: one GPU with [79] GB"):
+                plan(gpus([gib]), base, sizes, None)
+            continue
+        config, report = plan(gpus([gib]), base, sizes, None), Report(model)
+        check_gpu_memory(config, sizes, gpus([gib]), report)
+        assert report.findings == []
+        talker = config.stages["talker"]
+        assert (talker.max_model_len, talker.max_num_seqs) == (8192, num_requests), gib
 
 
 def test_qwen3_omni_without_a_talker_gets_the_thinker_alone(folders: Folders) -> None:

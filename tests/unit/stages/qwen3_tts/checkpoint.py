@@ -81,16 +81,6 @@ TALKER: dict[str, Any] = {
     "spk_id": {"serena": 3066, "eric": [2875]},
     "spk_is_dialect": {"serena": False, "eric": "sichuan_dialect"},
 }
-_TINY_SIZES: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-}
-TINY = {**_TINY_SIZES, "text_vocab_size": 400, "code_predictor_config": {**_TINY_SIZES, "vocab_size": 2048}}
-"""Of the talker."""
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3TTSForConditionalGeneration"],
     "model_type": "qwen3_tts",
