@@ -113,8 +113,6 @@ class SpeechPrompt:
     """Ids of the rows that follow the prompt, one for each generated position, as far as they are known."""
     tail_ids: tuple[int, ...]
     """Ids of the rows that follow these, once the text is complete: each in turn, the last one forever."""
-    max_tokens: int | None = None
-    """Of which the speech of the whole text has fewer; None for a text that is not complete."""
 
 
 class SpeechText(Protocol):
@@ -124,6 +122,11 @@ class SpeechText(Protocol):
 
     def finish(self) -> None:
         """There is no more text."""
+        ...
+
+    @property
+    def max_tokens(self) -> int:
+        """The speech of the text so far has fewer."""
         ...
 
     def prompt(self) -> SpeechPrompt | None:

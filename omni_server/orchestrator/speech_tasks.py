@@ -88,6 +88,8 @@ class ArTask:
             async with aclosing(stream.outputs()) as outputs:
                 async for output in outputs:
                     self.output.take(output)
+                    if self.output.is_over:
+                        break
         finally:
             if self.source is not None:
                 self.source.close()
@@ -120,6 +122,8 @@ class AudioTask:
         self._stop_ids = stop_ids
         self._may_pause = may_pause
         self._must_end = must_end
+        self._max_frames: int | None = None
+        self.is_over = False
         self._speech: SpeechStream | None = None  # until there is a frame to decode, or the end
         self._has_begun = asyncio.Event()
         self._resampler: Resampler | None = None
@@ -129,6 +133,10 @@ class AudioTask:
         self.tokens_per_output = layout.frames_per_block * decoding.frames.num_sampled
         self._rest: tuple[int, ...] = ()
         self._num_samples = 0
+
+    def limit(self, num_frames: int) -> None:
+        """Cuts the speech there, as the limit of its tokens does."""
+        self._max_frames = num_frames
 
     async def run(self) -> None:
         with self._decoding.pending.stream():
@@ -156,8 +164,10 @@ class AudioTask:
             self._request.num_frames += len(frames)
             self._request.emit(CodecDelta(tokens[:end]))
             self._begun().push(frames)
-        if output.finish_reason is not None:
-            self._request.is_speech_cut = output.finish_reason == "length"
+        is_cut = self._max_frames is not None and self._request.num_frames >= self._max_frames
+        if output.finish_reason is not None or is_cut:
+            self.is_over = True
+            self._request.is_speech_cut = output.finish_reason != "stop"
             if self._request.is_speech_cut and self._must_end:
                 raise EndlessSpeechError(self._source)
             self.finish()
@@ -198,6 +208,7 @@ class TextOutput:
     """Turns the tokens of a stage into text, and reports how much of it may be spoken."""
 
     tokens_per_output = 1
+    is_over = False
 
     def __init__(
         self,

@@ -35,6 +35,7 @@ class TextSource:
         self._is_whole = is_whole
         self._is_complete = False
         self._feeder: SpeechTextFeeder
+        self._on_end: Callable[[int], object] | None
         self._task: asyncio.Task[None] | None = None
 
     async def prompt(self) -> SpeechPrompt:
@@ -47,9 +48,10 @@ class TextSource:
             raise InvalidRequestError("there is no text to read", param="messages")
         return prompt
 
-    def begin(self, feeder: SpeechTextFeeder) -> None:
-        """Feeds what has been read behind the prompt."""
-        self._feeder = feeder
+    def begin(self, feeder: SpeechTextFeeder, on_end: Callable[[int], object] | None) -> None:
+        """Feeds what has been read behind the prompt. `on_end` is told the most tokens of the speech of all of the
+        text."""
+        self._feeder, self._on_end = feeder, on_end
         self._feed()
 
     async def run(self) -> None:
@@ -86,6 +88,8 @@ class TextSource:
         self._feeder.speak(ids)
         if self._is_complete:
             self._feeder.finish(self._feeder.num_generated_rows)
+            if self._on_end is not None:
+                self._on_end(self._text.max_tokens)
         return len(ids)
 
 

@@ -17,16 +17,22 @@ class LettersAsTokens:
 
     def __init__(self) -> None:
         self._ids: tuple[int, ...] = ()
+        self._num_tokens = 0
 
     def push(self, text: str) -> None:
         self._ids += tuple(map(ord, text))
+        self._num_tokens += len(text)
 
     def finish(self) -> None:
         pass
 
+    @property
+    def max_tokens(self) -> int:
+        return 10 * self._num_tokens
+
     def prompt(self) -> SpeechPrompt | None:
         (first, *self._ids) = self._ids
-        return SpeechPrompt((first,), b"", text_ids=(), tail_ids=(), max_tokens=None)
+        return SpeechPrompt((first,), b"", text_ids=(), tail_ids=())
 
     def take_ids(self) -> tuple[int, ...]:
         taken, self._ids = tuple(self._ids), ()
@@ -34,24 +40,26 @@ class LettersAsTokens:
 
 
 async def read(
-    pieces: AsyncIterator[str], on_later_text: Callable[[int], object] = lambda _: None
+    pieces: AsyncIterator[str],
+    on_later_text: Callable[[int], object] = lambda _: None,
+    on_end: Callable[[int], object] = lambda _: None,
 ) -> tuple[TextSource, asyncio.Task[None]]:
     source = TextSource(LettersAsTokens(), pieces, is_whole=False, on_later_text=on_later_text)
     prompt = await source.prompt()
-    source.begin(SpeechTextFeeder(list[RowsFeed]().append, prompt, source.stop))
+    source.begin(SpeechTextFeeder(list[RowsFeed]().append, prompt, source.stop), on_end)
     return source, asyncio.create_task(source.run())
 
 
-async def test_text_that_comes_behind_the_prompt_is_counted() -> None:
+async def test_text_that_comes_behind_the_prompt_is_counted_and_all_of_it_limits_the_speech() -> None:
     async def pieces() -> AsyncGenerator[str, None]:
         yield "abc"
         yield "de"
         yield "f"
 
-    counts = list[int]()
-    _, reading = await read(pieces(), counts.append)
+    counts, limits = list[int](), list[int]()
+    _, reading = await read(pieces(), counts.append, limits.append)
     await reading
-    assert sum(counts) == 3
+    assert (sum(counts), limits) == (3, [60])
 
 
 async def test_a_time_out_of_the_writer_is_not_taken_for_the_request_s() -> None:

@@ -192,8 +192,17 @@ def test_an_unknown_language_is_refused(model: Qwen3TTSModel, language: str) -> 
     assert error.value.param == "language"
 
 
-def test_speech_is_limited_by_the_length_of_its_text(model: Qwen3TTSModel, tokenizer: TextTokenizer) -> None:
-    assert prompt_of(model, "Serena").max_tokens == 50 + 25 * len(tokenizer.plain_ids(TEXT))
+@pytest.mark.parametrize("text_first", [True, False])
+def test_speech_is_limited_by_the_length_of_its_text(
+    model: Qwen3TTSModel, tokenizer: TextTokenizer, *, text_first: bool
+) -> None:
+    text = model.speech_text(SpeechOutput(text_first=text_first), "Serena")
+    for piece in (TEXT[:20], TEXT[20:]):
+        text.push(piece)
+    text.finish()
+    text.prompt()
+    text.take_ids()
+    assert text.max_tokens == 50 + 25 * len(tokenizer.plain_ids(TEXT))
 
 
 @pytest.mark.parametrize("kind", ["custom_voice", "voice_design"])
