@@ -282,6 +282,16 @@ class NeededFile:
 
 
 @dataclass(frozen=True)
+class ReferenceImplementation:
+    """Another implementation of a family's models, which `omni-server verify` compares with."""
+
+    factory: str
+    """`package.module:name` of an `omni_server.protocol.reference.ReferenceFactory`."""
+    package: str = "transformers"
+    """Its name on PyPI. The server itself does not need it."""
+
+
+@dataclass(frozen=True)
 class DefaultConfigs:
     """Names of the shipped stage configs with which a family is served if no other is given."""
 
@@ -394,9 +404,7 @@ class ModelFamily(Protocol):
     """All stages of the family and what flows between them."""
     architectures: tuple[str, ...]
     """The supported values of `architectures` in config.json."""
-    reference: str | None
-    """`package.module:name` of an `omni_server.protocol.reference.ReferenceFactory`, another implementation of the
-    model for `omni-server verify` to compare with; None without one."""
+    reference: ReferenceImplementation | None
     engine_modules: tuple[str, ...]
     """Model modules, which the fork server imports once for all engines."""
     default_configs: DefaultConfigs | None

@@ -298,10 +298,11 @@ class Orchestrator:
             raise InvalidRequestError("this model only reads text aloud", param="messages")
         pieces = speech.pieces or in_one_piece(speech.text or "")
         text = self._family.speech_text(speech, voice)
-        source = TextSource(text, pieces, is_whole=speech.pieces is None)
-        handle = run.choose(self._ar[self._entry])
-        async with _reading(handle, began, deadline_s):
+        is_whole = speech.pieces is None
+        source = TextSource(text, pieces, is_whole=is_whole, on_later_text=run.add_prompt_text)
+        async with _before_deadline(began, deadline_s):
             prompt = await source.prompt()
+        handle = run.choose(self._ar[self._entry])
         feeder = SpeechTextFeeder(handle.outbox.drop, prompt, source.stop)
         source.begin(feeder)
         ids = prompt.token_ids
@@ -383,6 +384,8 @@ class Orchestrator:
                 past=() if clone is None else _frames_of(clone, decoding.frames.num_codebooks),
             ),
             stop_ids=self._family.stop_ids[self._config.stages[stage].model_stage],
+            may_pause=request.speech.pieces is not None,
+            must_end=request.speech.must_end,
         )
         return run.add(audio)
 
@@ -436,8 +439,14 @@ class Orchestrator:
 
 @asynccontextmanager
 async def _reading(handle: ArHandle, began: float, deadline_s: float) -> AsyncIterator[None]:
+    async with _before_deadline(began, deadline_s), handle.life.needed():
+        yield
+
+
+@asynccontextmanager
+async def _before_deadline(began: float, deadline_s: float) -> AsyncIterator[None]:
     try:
-        async with asyncio.timeout(began + deadline_s - time.monotonic()), handle.life.needed():
+        async with asyncio.timeout(began + deadline_s - time.monotonic()):
             yield
     except TimeoutError:
         raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None

@@ -13,7 +13,7 @@ from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.engine_handle import Stage
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.sampling import StageSampling
-from omni_server.errors import CorruptDataError
+from omni_server.errors import CorruptDataError, EndlessSpeechError
 from omni_server.family import CodecEdge
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
 from omni_server.orchestrator.request_run import RequestRun
@@ -105,9 +105,12 @@ class AudioTask:
         decoding: SpeechDecoding,
         edge: CodecEdge,
         stop_ids: tuple[int, ...],
+        may_pause: bool = False,
+        must_end: bool = False,
     ) -> None:
         """`source` samples the tokens; every `num_sampled` consecutive tokens form a frame, with the codes
-        predicted for them. `stop_ids` end the sequence and are not part of a frame."""
+        predicted for them. `stop_ids` end the sequence and are not part of a frame. For `may_pause`, see
+        `PlayoutClock`; for `must_end`, `SpeechOutput`."""
         layout = decoding.layout
         self._request = request
         self._source = source
@@ -115,6 +118,8 @@ class AudioTask:
         self._edge = edge
         self._frames = decoding.frames
         self._stop_ids = stop_ids
+        self._may_pause = may_pause
+        self._must_end = must_end
         self._speech: SpeechStream | None = None  # until there is a frame to decode, or the end
         self._has_begun = asyncio.Event()
         self._resampler: Resampler | None = None
@@ -153,6 +158,8 @@ class AudioTask:
             self._begun().push(frames)
         if output.finish_reason is not None:
             self._request.is_speech_cut = output.finish_reason == "length"
+            if self._request.is_speech_cut and self._must_end:
+                raise EndlessSpeechError(self._source)
             self.finish()
 
     def finish(self) -> None:
@@ -172,6 +179,7 @@ class AudioTask:
                 timeline=self._request.timeline,
                 emit=self._take_audio,
                 caller=self._request.ticket.caller,
+                may_pause=self._may_pause,
             )
             self._has_begun.set()
         return self._speech

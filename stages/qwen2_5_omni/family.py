@@ -16,6 +16,7 @@ from omni_server.family import (
     NeededFile,
     PlaceholderIds,
     Prompt,
+    ReferenceImplementation,
     StageFootprint,
 )
 from omni_server.types import ChatMessage, FunctionTool, Output, Task, TextPart, Transcribe
@@ -67,7 +68,9 @@ class Qwen25OmniFamily:
     pipeline = PIPELINE
 
     architectures = ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration")
-    reference: str | None = "stages.qwen2_5_omni.reference:Qwen25OmniReference"
+    reference: ReferenceImplementation | None = ReferenceImplementation(
+        "stages.qwen2_5_omni.reference:Qwen25OmniReference"
+    )
     engine_modules: tuple[str, ...] = (
         "stages.qwen2_5_omni.thinker",
         "stages.qwen2_5_omni.talker",

@@ -16,6 +16,7 @@ from omni_server.family import (
     HfOverrides,
     NeededFile,
     PlaceholderIds,
+    ReferenceImplementation,
     StageFootprint,
 )
 from omni_server.types import Output
@@ -62,7 +63,9 @@ class Qwen3OmniFamily:
     pipeline = PIPELINE
 
     architectures = ("Qwen3OmniMoeForConditionalGeneration",)
-    reference: str | None = "stages.qwen3_omni.reference:Qwen3OmniReference"
+    reference: ReferenceImplementation | None = ReferenceImplementation(
+        "stages.qwen3_omni.reference:Qwen3OmniReference"
+    )
     engine_modules: tuple[str, ...] = (
         "stages.qwen3_omni.thinker",
         "stages.qwen3_omni.talker",

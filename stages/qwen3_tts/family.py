@@ -17,6 +17,7 @@ from omni_server.family import (
     FamilyModel,
     HfOverrides,
     NeededFile,
+    ReferenceImplementation,
     SpeechText,
     StageFootprint,
 )
@@ -88,7 +89,9 @@ class Qwen3TTSFamily:
     pipeline = PIPELINE
 
     architectures = ("Qwen3TTSForConditionalGeneration",)
-    reference: str | None = None
+    reference: ReferenceImplementation | None = ReferenceImplementation(
+        "stages.qwen3_tts.reference:Qwen3TTSReference", package="qwen-tts-hf"
+    )
     engine_modules: tuple[str, ...] = (
         "stages.qwen3_tts.talker",
         "stages.qwen3_tts.code2wav",

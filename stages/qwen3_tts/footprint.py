@@ -12,6 +12,7 @@ from omni_server.config.stages import Stage
 from omni_server.family import KvLayout, StageFootprint
 from stages.checkpoint_footprint import widest_layer
 from stages.qwen3_tts.checkpoint_config import (
+    CODEC_FOLDER,
     CheckpointConfig,
     DecoderConfig,
     TalkerConfig,
@@ -115,7 +116,11 @@ def _code2wav(decoder: DecoderConfig, dtype: str) -> StageFootprint:
     # The widest layer holds its input, and output, activations and their copy with the state in front.
     widest = widest_layer(decoder.decoder_dim, math.prod(decoder.upsampling_ratios), decoder.upsample_rates)
     return StageFootprint(
-        tensors={},  # only the weights of the checkpoint's own folder are compared with their files
+        tensors={
+            f"{CODEC_FOLDER}/decoder.{name}": tuple(weight.shape)
+            for name, weight in network.named_parameters()
+            if not name.startswith("code_embedding.")  # made of several weights
+        },
         dtype=dtype,
         loads_float32=False,
         encodes_media=False,

@@ -54,6 +54,11 @@ ON_CPUS = {
     "diffusers.demo-cpu": ("tiny diffusers", 4),
 }
 """Model, and GB of main memory."""
+TTS_TALKERS = {
+    "tts 0b6": {"hidden_size": 1024, "intermediate_size": 3072},
+    "tts 1b7": None,
+}
+"""What differs from 1.7B."""
 
 Folders = Callable[[str], Path]
 
@@ -70,8 +75,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
             return make_demo_checkpoint(path / "tiny", family=family, pipeline=kind, weights="dummy")
         if model == "qwen-image":
             return make_demo_checkpoint(path / "pipeline", family="diffusers", size=model, weights="dummy")
-        if model == "tts 1b7":
-            return write_tts(path)
+        if model.startswith("tts "):
+            return write_tts(path, talker=TTS_TALKERS[model])
         config = genuine_qwen3() if model == "30b" else genuine_qwen2_5(model)
         (path / "config.json").write_text(json.dumps(config))
         return path
@@ -171,6 +176,40 @@ def test_qwen3_omni_gets_the_largest_deployment_that_fits(folders: Folders) -> N
         for config in (on_two, on_one)
     ] == [[2048, 512], [128, 128]]
     assert [stage.devices for stage in on_two.stages.values()] == [(0,), (1,), (1,)]
+
+
+TTS_REQUESTS: Mapping[tuple[str, float], int | None] = {
+    ("tts 0b6", 6.0): None,
+    ("tts 0b6", 7.5): 8,
+    ("tts 0b6", 8.0): 64,
+    ("tts 1b7", 8.0): None,
+    ("tts 1b7", 10.0): 16,
+    ("tts 1b7", 11.6): 64,
+    **{
+        (model, size): 64
+        for model in ("tts 0b6", "tts 1b7")
+        for size in (12.0, 16.0, 24.0, 48.0, 80.0, 141.0)
+    },
+}
+"""The table of docs/configuration.md: requests at once, by model and GiB of the GPU."""
+
+
+@pytest.mark.parametrize("model", ["tts 0b6", "tts 1b7"])
+def test_qwen3_tts_gets_the_largest_deployment_that_fits(model: str, folders: Folders) -> None:
+    base = load_stage_config(find_shipped_config("qwen3_tts"))
+    sizes = sizes_of(base, folders(model))
+    for (name, gib), num_requests in TTS_REQUESTS.items():
+        if name != model:
+            continue
+        if num_requests is None:
+            with pytest.raises(ConfigError, match=r"does not fit: .* What would fit: one GPU with [79] GB"):
+                plan(gpus([gib]), base, sizes, None)
+            continue
+        config, report = plan(gpus([gib]), base, sizes, None), Report(model)
+        check_gpu_memory(config, sizes, gpus([gib]), report)
+        assert report.findings == []
+        talker = config.stages["talker"]
+        assert (talker.max_model_len, talker.max_num_seqs) == (8192, num_requests), gib
 
 
 def test_qwen3_omni_without_a_talker_gets_the_thinker_alone(folders: Folders) -> None:

@@ -291,6 +291,7 @@ class Stages:
         deadline_s: float = 30.0,
         detokenize: Callable[[Sequence[int]], str] | None = None,
         tool_parser: ToolParser | None = None,
+        must_end: bool = False,
         reply: tuple[int, ...] | None = None,
         frames: TokenFrames = ONE_CODEBOOK,
         text_rows: TextRows | None = None,
@@ -304,7 +305,12 @@ class Stages:
         run = read.run = RequestRun("request", FairShareQueue().take("caller"), read.deliver)
         if speech:
             audio = AudioTask(
-                run, "talker", decoding=self.decoding(frames), edge=self.edge, stop_ids=(STOP_CODE,)
+                run,
+                "talker",
+                decoding=self.decoding(frames),
+                edge=self.edge,
+                stop_ids=(STOP_CODE,),
+                must_end=must_end,
             )
             talker = Stage("talker", [cast(ArHandle, self.talker)])
             talker_prompt = (8,) * NUM_PROMPT + (6, 7)

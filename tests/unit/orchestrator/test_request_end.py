@@ -9,6 +9,7 @@ import pytest
 
 from omni_server.errors import (
     CorruptDataError,
+    EndlessSpeechError,
     InvalidRequestError,
     OmniError,
     StageError,
@@ -161,6 +162,14 @@ async def test_last_window_that_does_not_come_is_an_error_and_not_a_shorter_answ
         CorruptDataError,
         r"\(window_sequence\): the windows end at sample 20, the frames at sample 30",
     )
+    assert stages.is_released()
+
+
+async def test_speech_that_must_end_fails_at_its_limit() -> None:
+    stages, events = asked(must_end=True)
+    await write(stages, 5)
+    stages.talker.stream.send(1, 2, 3, finish="length")
+    await fails_with(events, EndlessSpeechError, "stage 'talker': the speech has not ended")
     assert stages.is_released()
 
 

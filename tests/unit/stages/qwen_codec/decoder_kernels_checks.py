@@ -64,10 +64,12 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
-# Sizes that no tile divides.
+# Sizes that no tile divides; the last is the widest of the published predictor's, with fewer outputs.
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("has_norm", "has_residual"), [(False, False), (True, True)])
-@pytest.mark.parametrize("shape", [(1, 33, 200), (2, 40, 200), (MAX_ROWS, 50, 80)])
+@pytest.mark.parametrize(
+    "shape", [(1, 33, 200), (2, 40, 200), (MAX_ROWS, 50, 80), (1, 16, 3072), (4, 32, 3072)]
+)
 def test_products(
     shape: tuple[int, int, int], has_norm: bool, has_residual: bool, dtype: torch.dtype
 ) -> None:
@@ -85,7 +87,7 @@ def test_products(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 33, 200), (3, 33, 48), (MAX_ROWS, 50, 80)])
+@pytest.mark.parametrize("shape", [(1, 33, 200), (3, 33, 48), (MAX_ROWS, 50, 80), (2, 32, 1024)])
 def test_gated_products(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     rows, outputs, inputs = shape
     hidden, norm = torch.randn(rows, inputs, dtype=dtype), torch.randn(inputs, dtype=dtype)
@@ -98,7 +100,7 @@ def test_gated_products(shape: tuple[int, int, int], dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("sizes", [(4, 2, 16), (3, 1, 32)])
+@pytest.mark.parametrize("sizes", [(4, 2, 16), (3, 1, 32), (2, 1, 128)])
 def test_attention_reads_and_extends_the_cache(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Two positions at once and then one after the other, with a cache for more frames than there are. Its
     other entries are never read: they are NaN."""
@@ -127,13 +129,13 @@ def test_attention_reads_and_extends_the_cache(sizes: tuple[int, int, int], dtyp
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("count", [1, 3])
-def test_the_codes_of_a_frame(count: int) -> None:
+@pytest.mark.parametrize(("talker_width", "count"), [(32, 1), (64, 3)], ids=["equally wide", "projected"])
+def test_the_codes_of_a_frame(talker_width: int, count: int) -> None:
     sizes = CodePredictorSizes(
         num_predicted=4,
         vocab_size=60,
         hidden_size=32,
-        talker_width=32,
+        talker_width=talker_width,
         intermediate_size=48,
         num_layers=2,
         num_heads=4,
@@ -145,7 +147,7 @@ def test_the_codes_of_a_frame(count: int) -> None:
     predictor = CodePredictor(sizes, max_batch_size=4)
     for weight in predictor.parameters():
         torch.nn.init.normal_(weight, std=0.3 if weight.dim() > 1 else 1.0)
-    hidden, embedded = torch.randn(2, count, 32)
+    hidden, embedded = torch.randn(2, count, talker_width)
 
     def codes(operations: DecoderOperations) -> torch.Tensor:
         predictor.operations = operations
