@@ -28,6 +28,13 @@ REQUEST_TIMEOUT_S = 30
 _RUNS = re.compile(r"stage '([\w/]+)' runs (?:again, after [\d.]+ s, )?in process (\d+)$", re.MULTILINE)
 
 
+def demo_config(family: OmniFamily) -> Any:
+    """The family's demo config, without stages that its demo checkpoint does not need."""
+    config = yaml.safe_load((ROOT / family.stage_config).read_text())
+    config["stages"] = {name: config["stages"][name] for name in family.stages}
+    return config
+
+
 def write_config(
     path: Path,
     *,
@@ -44,7 +51,7 @@ def write_config(
     their clients and wait for their place to be taken. An utterance without its state is computed from fewer
     blocks before each window, which moves its sound by some steps of 16 bits.
     """
-    config = yaml.safe_load((ROOT / family.stage_config).read_text())
+    config = demo_config(family)
     if failing:
         config["model_family"] = f"tests.faults.failing_family:{family.name}"
         for stage in config["stages"].values():

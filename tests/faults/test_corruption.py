@@ -21,8 +21,8 @@ import yaml
 
 from tests.faults.corrupting_family import VICTIM_LENGTH, VICTIM_VOICES, order_to_spoil
 from tests.faults.orders import withdraw
-from tests.faults.supervised_server import ANSWER_TIMEOUT_S, SupervisedServer, samples
-from tests.integration.server_process import MODEL, ROOT
+from tests.faults.supervised_server import ANSWER_TIMEOUT_S, SupervisedServer, demo_config, samples
+from tests.integration.server_process import MODEL
 from tests.integration.test_server import IMAGE_PART, STREAM, answer_to, outcome, spoken, stream_of, written
 from tests.integration.test_server_audio import SPEECH_URL
 from tests.omni_families import QWEN3_OMNI, QWEN3_TTS, OmniFamily, for_families
@@ -66,7 +66,7 @@ def server(
 ) -> Iterator[SupervisedServer]:
     """No fault of this module may end a stage: one restart would end the server."""
     folder = tmp_path_factory.mktemp("corrupting")
-    config = yaml.safe_load((ROOT / family.stage_config).read_text())
+    config = demo_config(family)
     config["model_family"] = f"tests.faults.corrupting_family:{family.name}"
     for stage in config["stages"].values():
         stage["engine_args"]["worker_extension_cls"] = "tests.faults.corrupting_engine_side.WorkerExtension"
