@@ -451,9 +451,11 @@ def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
         return family.open(folder)
 
 
-def check_outputs(config: StageConfig, family: ModelFamily, folder: Path) -> None:
-    """Raises `ConfigError` if `config` has stages of an output that the checkpoint has no weights for."""
+def fitted(config: StageConfig, family: ModelFamily, folder: Path) -> StageConfig:
+    """Returns `config`, without the stage that makes voices if the checkpoint has no weights for it. Raises
+    `ConfigError` if it has none for another output."""
     present = family.outputs(folder)
+    config = config.reduced_to(present | (config.outputs - {"voice"}))
     if missing := config.outputs - present:
         stages = {name for output in missing for name in config.stages_for((output,))}
         kept = config.stages_for(present)
@@ -462,6 +464,7 @@ def check_outputs(config: StageConfig, family: ModelFamily, folder: Path) -> Non
             f"{' or '.join(name for name in config.stages if name in stages and name not in kept)}: use a stage "
             f"config with the {' and '.join(kept)} alone, or none"
         )
+    return config
 
 
 def servable_architectures() -> tuple[str, ...]:

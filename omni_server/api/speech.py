@@ -82,6 +82,9 @@ class SpeechRequest(BaseModel):
     """Extension: take the voice only, even if the words of the recording are known; `false` requires them."""
     speaker_embedding: Annotated[list[float], Field(max_length=8192, fail_fast=True)] | None = None
     """Extension: a voice as the model's own vector, instead of `ref_audio`."""
+    must_end: bool | None = None
+    """Extension: speech that has not ended at its limit of codec tokens is an error, instead of a file that
+    stops there. The limit follows from the text's length."""
     non_streaming_mode: bool | None = None
     """Extension, for models that read: whether the model gets all of the text before it speaks; the default is
     that of its reference."""
@@ -118,6 +121,8 @@ class SpeechUsage(BaseModel):
 
 class SpeechAudioDone(BaseModel):
     type: Literal["speech.audio.done"]
+    finish_reason: Literal["stop", "length"]
+    """Extension: `length` if a passage of the text has reached its limit of codec tokens."""
     usage: SpeechUsage
 
 
@@ -193,7 +198,8 @@ async def _events(stream: AnswerStream, pieces: AsyncGenerator[bytes, None]) -> 
         output_tokens=total.codec_tokens,
         total_tokens=total.prompt.total + total.codec_tokens,
     )
-    done = frame(SpeechAudioDone(type="speech.audio.done", usage=usage))
+    finish_reason: Literal["stop", "length"] = "length" if stream.num_cut_short else "stop"
+    done = frame(SpeechAudioDone(type="speech.audio.done", finish_reason=finish_reason, usage=usage))
     yield _DELTAS.frame(rest) + done if (rest := base64.flush()) else done
 
 
@@ -337,6 +343,7 @@ def parse_speech(
                 instructions=instructions,
                 text_first=body.non_streaming_mode,
                 clone=clone,
+                must_end=bool(body.must_end),
             ),
             sampling=sampling,
         )

@@ -25,8 +25,8 @@ from omni_server.engine.environment import set_engine_environment, set_library_e
 from omni_server.errors import ConfigError
 from omni_server.family import (
     ModelFamily,
-    check_outputs,
     family_of,
+    fitted,
     load_family,
     servable_architectures,
 )
@@ -58,18 +58,8 @@ def base_config(folder: Path, name: str, *, on_gpu: bool) -> tuple[ModelFamily, 
 
 
 def load_for(path: Path, outputs: Collection[Output]) -> StageConfig:
-    """A shipped config without the stages that only other outputs than `outputs` need: a checkpoint without a
-    talker is served with the thinker alone."""
-    config = load_stage_config(path)
-    if config.outputs <= set(outputs):
-        return config
-    stages = config.stages_for(outputs)
-    document = config.model_dump(by_alias=True)
-    document["stages"] = {name: stage for name, stage in document["stages"].items() if name in stages}
-    document["edges"] = [
-        edge for edge in document["edges"] if edge["from"] in stages and edge["to"] in stages
-    ]
-    return StageConfig.model_validate(document)
+    """A shipped config, reduced to `outputs`: a checkpoint without a talker is served with the thinker alone."""
+    return load_stage_config(path).reduced_to(outputs)
 
 
 def resolve_deployment(
@@ -121,7 +111,7 @@ def resolve_deployment(
     find_folder = functools.partial(
         resolve_model_folder, model, architectures=family.architectures, revision=revision
     )
-    check_outputs(config, family, find_folder(needs_weights=False, on_progress=on_progress))
+    config = fitted(config, family, find_folder(needs_weights=False, on_progress=on_progress))
     folder = find_folder(needs_weights=load_format != "dummy")
     refuse_damaged_files(folder, config, load_format=load_format)
     return folder, config

@@ -29,7 +29,7 @@ from omni_server.errors import ConfigError
 from omni_server.family import (
     FamilyModel,
     StageFootprint,
-    check_outputs,
+    fitted,
     load_family,
     open_model,
     servable_architectures,
@@ -102,7 +102,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
             report.dtype = model.dtype_name()
     footprints: dict[str, StageFootprint] = {}
     with report.noting("files"):
-        check_outputs(config, family, folder)
+        config = fitted(config, family, folder)
         footprints = family.footprints(folder, config)
     if options.load_format != "dummy":
         if not stored.num_files and not Path(options.model).expanduser().is_dir():

@@ -307,6 +307,18 @@ class StageConfig(FrozenModel):
             name for role in needed for name, stage in self.stages.items() if stage.model_stage == role
         )
 
+    def reduced_to(self, outputs: Collection[Output]) -> "StageConfig":
+        """Without the stages that only other outputs need."""
+        if self.outputs <= set(outputs):
+            return self
+        stages = self.stages_for(outputs)
+        document = self.model_dump(by_alias=True)
+        document["stages"] = {name: stage for name, stage in document["stages"].items() if name in stages}
+        document["edges"] = [
+            edge for edge in document["edges"] if edge["from"] in stages and edge["to"] in stages
+        ]
+        return StageConfig.model_validate(document)
+
     @property
     def outputs(self) -> frozenset[Output]:
         """What the deployment can answer with."""

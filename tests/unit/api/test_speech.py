@@ -17,7 +17,13 @@ from fastapi import FastAPI
 
 from omni_server.api.config import ApiConfig
 from omni_server.api.voices import OPENAI_VOICES
-from omni_server.errors import InvalidRequestError, OmniError, OverloadedError, StageDeadError
+from omni_server.errors import (
+    EndlessSpeechError,
+    InvalidRequestError,
+    OmniError,
+    OverloadedError,
+    StageDeadError,
+)
 from omni_server.types import AudioDelta, ReadAloud, TextDelta
 from tests.audio_files import read_audio
 from tests.unit.api.asgi_call import AsgiCall
@@ -207,6 +213,18 @@ async def test_instructions_and_language_reach_the_model() -> None:
     speech = generator.last_request.speech
     assert speech is not None
     assert (speech.instructions, speech.language) == ("Whisper.", "German")
+
+
+@pytest.mark.parametrize(("finish_reason", "must_end"), [("stop", None), ("length", False), ("stop", True)])
+async def test_a_missing_end_is_told_and_can_be_an_error(finish_reason: Any, must_end: bool | None) -> None:
+    generator = FakeGenerator(script=[*speech_script()[:-1], finished(finish_reason)])
+    response = await spoken_by(generator, stream_format="sse", must_end=must_end)
+    assert f'"finish_reason":"{finish_reason}"' in response.text
+    assert generator.last_request.speech is not None
+    assert generator.last_request.speech.must_end is bool(must_end)
+    generator.submit_error = EndlessSpeechError("talker")
+    error = error_of(await post_speech(app_of(generator), speech(must_end=True)), 500)
+    assert error["code"] == "endless_speech"
 
 
 @pytest.mark.parametrize("instructions", [None, "", "  ", "None"])

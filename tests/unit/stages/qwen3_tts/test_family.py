@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from omni_server.check.default_config import resolve_deployment
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stages import ArStage
 from omni_server.errors import ConfigError, InvalidRequestError
@@ -21,6 +22,7 @@ from stages.qwen3_tts.layout import NONE, PromptRows, Speaking, Voice
 from stages.qwen3_tts.speech_text import Qwen3TTSText
 from stages.qwen3_tts.tokens import TextTokenizer
 from stages.qwen_codec.codec_layout import Code2WavLayout
+from tests.checkpoints.write import make_demo_checkpoint
 from tests.unit.stages.qwen3_tts.checkpoint import CONFIG, DECODER, PREDICTOR, write_checkpoint
 
 TEXT = "The quick fox."
@@ -315,3 +317,11 @@ def test_shipped_configs_are_valid(name: str) -> None:
     assert sampling.min_tokens == 2  # as in the reference's generate
     predicted = talker.predictor_sampling
     assert (predicted.temperature, predicted.top_k, predicted.top_p) == (0.9, 50, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["custom_voice", "voice_design", "base"])
+@pytest.mark.parametrize("config", [None, "qwen3_tts.demo-cpu"])
+def test_voices_are_made_where_the_checkpoint_can(kind: str, config: str | None, tmp_path: Path) -> None:
+    folder = make_demo_checkpoint(tmp_path / "demo", family="qwen3_tts", pipeline=kind, weights="dummy")
+    _, deployed = resolve_deployment(str(folder), config, use_cpu=True, load_format="dummy")
+    assert ("voice_encoder" in deployed.stages) == (kind == "base")
