@@ -164,7 +164,9 @@ def curl_example(address: str, model: ModelInfo) -> str:
     body: dict[str, object] = {"model": model.name}
     if model.clones_voices:
         body |= {"input": "Hello, who are you?", "voice": "me", "response_format": "wav"}
-        upload = f"curl -sS {reach}/v1/audio/voices -F name=me -F consent='my own voice' -F audio_sample=@me.wav"
+        upload = (
+            f"curl -sS {reach}/v1/audio/voices -F name=me -F consent='my own voice' -F audio_sample=@me.wav"
+        )
         return f"{upload}\n{_posting(reach, 'audio/speech', body, '-o answer.wav')}"
     if model.voices and model.text_stage is None:
         body |= {"input": "Hello, who are you?", "voice": model.default_voice, "response_format": "wav"}
