@@ -14,7 +14,7 @@ from vllm.model_executor.models.qwen2 import Qwen2Model
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
 
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
+from stages.qwen_codec.code_predictor import CodePredictor
 from stages.qwen_omni.codec_talker import CodecTalker
 from stages.runtime.code_sampling import Choose
 
@@ -56,25 +56,6 @@ class TextRows(nn.Module):
         return table
 
 
-def predictor_sizes(config: Qwen3OmniMoeTalkerCodePredictorConfig, talker_width: int) -> CodePredictorSizes:
-    """Raises `ValueError` for biases in the attention, which no published model has."""
-    if config.attention_bias:
-        raise ValueError("a code predictor with attention_bias is not supported")
-    return CodePredictorSizes(
-        num_predicted=config.num_code_groups - 1,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        talker_width=talker_width,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_theta=config.rope_parameters["rope_theta"],
-    )
-
-
 class FrameTalker(CodecTalker):
     """`inputs_embeds` `[num_tokens, hidden_size]`: codec embeddings of all codebooks, overlaid with rows of
     text. Implements `stages.runtime.frame_predictor.FramePredictor`."""
@@ -93,7 +74,8 @@ class FrameTalker(CodecTalker):
         super().__init__(model, banned, vllm_config, prefix)
         runtime = vllm_config.additional_config
         self.code_predictor = CodePredictor(
-            predictor_sizes(predictor_config, config.hidden_size),
+            predictor_config,
+            config.hidden_size,
             vllm_config.scheduler_config.max_num_seqs,
             use_kernels=isinstance(runtime, StageRuntimeConfig) and runtime.decoding_kernels,
         )
