@@ -68,7 +68,7 @@ class CodePredictor(nn.Module):
         angles = torch.outer(torch.arange(length, dtype=torch.float32), speeds).repeat(1, 2)
         self.register_buffer("cos", angles.cos().to(cache.dtype), persistent=False)
         self.register_buffer("sin", angles.sin().to(cache.dtype), persistent=False)
-        self._not_loaded = set(self._checkpoint_parts())
+        self._not_loaded = set(self.checkpoint_parts())
 
     def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, choose: Choose) -> torch.Tensor:
         """Codes int64 `[n, num_predicted]`, for the talker's `hidden` states `[n, talker_width]` and the
@@ -107,7 +107,7 @@ class CodePredictor(nn.Module):
         """Takes weights by their names in the checkpoint, below `talker.code_predictor`, in any number of
         calls. Returns the names of their parameters. Raises `ValueError` for an unknown name and for another
         shape."""
-        parts = self._checkpoint_parts()
+        parts = self.checkpoint_parts()
         loaded = set()
         for name, weight in weights:
             if name not in parts:
@@ -131,7 +131,7 @@ class CodePredictor(nn.Module):
                 f"the checkpoint lacks weights of the code predictor: {sorted(self._not_loaded)}"
             )
 
-    def _checkpoint_parts(self) -> dict[str, tuple[str, torch.Tensor]]:
+    def checkpoint_parts(self) -> dict[str, tuple[str, torch.Tensor]]:
         """By name in the checkpoint: the name of a parameter, and the part of it."""
         parts = {"model.norm.weight": ("norm", self.norm.data)}
         if self.input_projection is not None:
@@ -184,7 +184,7 @@ class _Layer(nn.Module):
         return operations.linear(inner, self.down_proj, residual=hidden)
 
     def checkpoint_parts(self) -> dict[str, tuple[str, torch.Tensor]]:
-        """See `CodePredictor._checkpoint_parts`."""
+        """See `CodePredictor.checkpoint_parts`."""
         queries, keys, values = self.qkv_proj.data.split(self._qkv_sizes)
         gate, up = self.gate_up_proj.data.chunk(2)
         return {
