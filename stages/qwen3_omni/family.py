@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from omni_server.config.checkpoint_files import config_errors, read_json_object
-from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec, TokenFrames
+from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 from omni_server.family import (
-    CodecLayout,
     DefaultConfigs,
     EmbeddingsPrompt,
     HfOverrides,
@@ -22,14 +20,13 @@ from omni_server.types import Output
 from stages.chat_prompts import PromptRenderer
 from stages.qwen3_omni.ids import read_special_ids
 from stages.qwen3_omni.talker_prompt import talker_prompt
-from stages.qwen_codec.codec_layout import code2wav_layout
+from stages.qwen_codec.codec_layout import check_num_codebooks, code2wav_layout
 from stages.qwen_codec.options import Code2WavStage
+from stages.qwen_codec.talker_to_code2wav import CODEC_EDGE
 from stages.qwen_omni.chats import QwenOmniModel
 
 DEFAULT_VOICE = "Ethan"
 """The reference's default `speaker` in `generate`."""
-
-NUM_CODEBOOKS = 16
 
 PIPELINE = Pipeline(
     stages={
@@ -44,14 +41,7 @@ PIPELINE = Pipeline(
             Embeddings(text_ids=True),
             "stages.qwen3_omni.thinker_to_talker:ThinkerToTalker",
         ),
-        EdgeSpec(
-            "talker",
-            "code2wav",
-            TokenFrames(num_codebooks=NUM_CODEBOOKS, num_predicted=NUM_CODEBOOKS - 1),
-            "stages.qwen_codec.talker_to_code2wav:TalkerToCode2Wav",
-            # The decoder's state holds all of the past, and the future has no influence.
-            ChunkPlan(past_blocks=0, new_blocks=(1, 2, 4, 8), future_blocks=0),
-        ),
+        CODEC_EDGE,
     ),
 )
 
@@ -136,7 +126,9 @@ class Qwen3OmniModel(QwenOmniModel):
             self._dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
             if ids.speech is not None:
                 self.row_width = int(config["talker_config"]["text_config"]["hidden_size"])
-                self.codec = _codec_layout(config["code2wav_config"])
+                decoder = config["code2wav_config"]
+                check_num_codebooks("code2wav_config.num_quantizers", decoder["num_quantizers"])
+                self.codec = code2wav_layout(decoder)
         speakers = {} if ids.speech is None else ids.speech.speakers
         # The reference compares names in lower case, as they are in the published config.
         self._speakers = {name.capitalize(): name for name in speakers}
@@ -158,13 +150,3 @@ class Qwen3OmniModel(QwenOmniModel):
                 f"the talker speaks as one of {', '.join(self.voices) or 'no voice'}, not {voice}"
             )
         return talker_prompt(self._ids, source_ids, self._speakers[voice])
-
-
-def _codec_layout(config: dict[str, Any]) -> CodecLayout:
-    """`config`: code2wav_config. Raises `KeyError`, and `ConfigError` for what the pipeline cannot do."""
-    if config["num_quantizers"] != NUM_CODEBOOKS:
-        raise ConfigError(
-            f"code2wav_config: num_quantizers is {config['num_quantizers']}, and only {NUM_CODEBOOKS} is "
-            "supported"
-        )
-    return code2wav_layout(config)

@@ -1,14 +1,13 @@
 """Qwen3-TTS in the server process: texts, voices, ids, but no weights and no engine."""
 
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.config.checkpoint_files import config_errors
-from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.config.pipeline import EdgeSpec, Pipeline, StageSpec, TokenFrames
+from omni_server.config.checkpoint_files import config_errors, read_json_object
+from omni_server.config.pipeline import Pipeline, StageSpec
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import InvalidRequestError
 from omni_server.family import (
@@ -30,19 +29,16 @@ from omni_server.types import (
     Task,
     TextPart,
 )
-from stages.qwen3_tts.checkpoint_config import (
-    CODEC_FOLDER,
-    NUM_CODEBOOKS,
-    read_checkpoint_config,
-    read_decoder_config,
-)
+from stages.qwen3_tts.checkpoint_config import CODEC_FOLDER, read_checkpoint_config
 from stages.qwen3_tts.codec_layout import decoder_layout
 from stages.qwen3_tts.layout import Speaking, Voice
 from stages.qwen3_tts.options import VoiceEncoderStage
 from stages.qwen3_tts.recording import Recording, check_voice, heard_voice
 from stages.qwen3_tts.speech_text import Qwen3TTSText
 from stages.qwen3_tts.tokens import TextTokenizer
+from stages.qwen_codec.codec_layout import check_num_codebooks
 from stages.qwen_codec.options import Code2WavStage
+from stages.qwen_codec.talker_to_code2wav import CODEC_EDGE
 
 PIPELINE = Pipeline(
     stages={
@@ -50,16 +46,7 @@ PIPELINE = Pipeline(
         "code2wav": StageSpec("diffusion", output="audio", config=Code2WavStage, folder=CODEC_FOLDER),
         "voice_encoder": StageSpec("diffusion", output="voice", config=VoiceEncoderStage),
     },
-    edges=(
-        EdgeSpec(
-            "talker",
-            "code2wav",
-            TokenFrames(num_codebooks=NUM_CODEBOOKS, num_predicted=NUM_CODEBOOKS - 1),
-            "stages.qwen_codec.talker_to_code2wav:TalkerToCode2Wav",
-            # The decoder's state holds all of the past, and the future has no influence.
-            ChunkPlan(past_blocks=0, new_blocks=(1, 2, 4, 8), future_blocks=0),
-        ),
-    ),
+    edges=(CODEC_EDGE,),
 )
 
 NO_VOICE = "Default"
@@ -165,9 +152,13 @@ class Qwen3TTSModel(FamilyModel):
         clone = ClonedVoice(bytes(4 * talker.hidden_size)) if config.tts_model_type == "base" else None
         self.warm_up_speech = SpeechOutput(text="Hello", clone=clone)
         self.stop_ids = {"talker": (talker.codec_eos_token_id,)}
-        decoder = read_decoder_config(model_dir)
-        self.codec = decoder_layout(msgspec.structs.asdict(decoder))
-        self._codebook_size = decoder.codebook_size
+        path = model_dir / CODEC_FOLDER / "config.json"
+        codec: dict[str, Any] = read_json_object(path)
+        with config_errors(f"{path}: is this the codec of Qwen3-TTS?"):
+            decoder = codec["decoder_config"]
+            check_num_codebooks("decoder_config.num_quantizers", decoder["num_quantizers"])
+            self.codec = decoder_layout(decoder)
+            self._codebook_size = int(decoder["codebook_size"])
         self._tokenizer = TextTokenizer(model_dir)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:

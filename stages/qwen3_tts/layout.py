@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import msgspec
 
 from omni_server.family import SpeechPrompt
-from stages.qwen3_tts.checkpoint_config import NUM_CODEBOOKS, CheckpointConfig
+from stages.qwen3_tts.checkpoint_config import CheckpointConfig
+from stages.qwen_codec.codec_layout import NUM_CODEBOOKS
 
 _SPARE_FRAMES, _MAX_FRAMES_PER_TOKEN = 50, 25
 """Limits speech that misses its end, as about one of 200 to 300 does (Qwen3-TTS#118, sglang-omni#1179). A token of
