@@ -1,8 +1,8 @@
 """Qwen3-Omni in the server process: prompts, voices, ids, but no weights and no engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from omni_server.config.checkpoint_files import config_errors, read_json_object
 from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec
@@ -11,7 +11,6 @@ from omni_server.errors import ConfigError
 from omni_server.family import (
     DefaultConfigs,
     EmbeddingsPrompt,
-    HfOverrides,
     NeededFile,
     PlaceholderIds,
     StageFootprint,
@@ -24,6 +23,7 @@ from stages.qwen_codec.codec_layout import check_num_codebooks, code2wav_layout
 from stages.qwen_codec.options import Code2WavStage
 from stages.qwen_codec.talker_to_code2wav import CODEC_EDGE
 from stages.qwen_omni.chats import QwenOmniModel
+from stages.stage_models import DeclaresModels, modules_of
 
 DEFAULT_VOICE = "Ethan"
 """The reference's default `speaker` in `generate`."""
@@ -46,18 +46,20 @@ PIPELINE = Pipeline(
 )
 
 
-class Qwen3OmniFamily:
+class Qwen3OmniFamily(DeclaresModels):
     """Implements `omni_server.family.ModelFamily`."""
 
     pipeline = PIPELINE
 
     architectures = ("Qwen3OmniMoeForConditionalGeneration",)
     reference: str | None = "stages.qwen3_omni.reference:Qwen3OmniReference"
-    engine_modules: tuple[str, ...] = (
-        "stages.qwen3_omni.thinker",
-        "stages.qwen3_omni.talker",
-        "stages.qwen3_omni.code2wav",
-    )
+    models: ClassVar[Mapping[str, str]] = {
+        "thinker": "stages.qwen3_omni.thinker:Qwen3OmniThinker",
+        "talker": "stages.qwen3_omni.talker:Qwen3OmniTalker",
+        "code2wav": "stages.qwen3_omni.code2wav:Qwen3OmniCode2Wav",
+    }
+    configs = "stages.qwen3_omni.hf_overrides"
+    engine_modules: tuple[str, ...] = modules_of(models)
     default_configs: DefaultConfigs | None = DefaultConfigs(gpu="qwen3_omni", demo="qwen3_omni.demo-cpu")
 
     def open(self, model_dir: Path) -> "Qwen3OmniModel":
@@ -76,30 +78,6 @@ class Qwen3OmniFamily:
     def outputs(self, model_dir: Path) -> frozenset[Output]:
         has_talker = read_special_ids(model_dir).speech is not None
         return self.pipeline.outputs if has_talker else frozenset({"text"})
-
-    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
-        # A late import: the server process does not need this before it starts the engines.
-        from stages.qwen3_omni.hf_overrides import code2wav_config, talker_config, thinker_config
-
-        overrides: dict[str, HfOverrides] = {
-            "thinker": thinker_config,
-            "talker": talker_config,
-            "code2wav": code2wav_config,
-        }
-        return overrides[model_stage]
-
-    def register(self) -> None:
-        from vllm import ModelRegistry
-
-        from stages.qwen3_omni.code2wav import Qwen3OmniCode2Wav
-        from stages.qwen3_omni.hf_overrides import CODE2WAV, TALKER, THINKER
-        from stages.qwen3_omni.talker import Qwen3OmniTalker
-        from stages.qwen3_omni.thinker import Qwen3OmniThinker
-
-        # Classes, not names: vLLM would import a name in a separate process to inspect the class.
-        ModelRegistry.register_model(THINKER, Qwen3OmniThinker)
-        ModelRegistry.register_model(TALKER, Qwen3OmniTalker)
-        ModelRegistry.register_model(CODE2WAV, Qwen3OmniCode2Wav)
 
 
 class Qwen3OmniModel(QwenOmniModel):

@@ -1,7 +1,8 @@
 """Qwen3-TTS in the server process: texts, voices, ids, but no weights and no engine."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,6 @@ from omni_server.family import (
     DefaultConfigs,
     DiffusionPrompt,
     FamilyModel,
-    HfOverrides,
     NeededFile,
     SpeechText,
     StageFootprint,
@@ -39,6 +39,7 @@ from stages.qwen3_tts.tokens import TextTokenizer
 from stages.qwen_codec.codec_layout import check_num_codebooks
 from stages.qwen_codec.options import Code2WavStage
 from stages.qwen_codec.talker_to_code2wav import CODEC_EDGE
+from stages.stage_models import DeclaresModels, modules_of
 
 PIPELINE = Pipeline(
     stages={
@@ -69,18 +70,20 @@ _ISO_639_1 = {
 }
 
 
-class Qwen3TTSFamily:
+class Qwen3TTSFamily(DeclaresModels):
     """Implements `omni_server.family.ModelFamily`."""
 
     pipeline = PIPELINE
 
     architectures = ("Qwen3TTSForConditionalGeneration",)
     reference: str | None = None
-    engine_modules: tuple[str, ...] = (
-        "stages.qwen3_tts.talker",
-        "stages.qwen3_tts.code2wav",
-        "stages.qwen3_tts.voice_encoder",
-    )
+    models: ClassVar[Mapping[str, str]] = {
+        "talker": "stages.qwen3_tts.talker:Qwen3TTSTalker",
+        "code2wav": "stages.qwen3_tts.code2wav:Qwen3TTSCode2Wav",
+        "voice_encoder": "stages.qwen3_tts.voice_encoder:Qwen3TTSVoiceEncoder",
+    }
+    configs = "stages.qwen3_tts.hf_config"
+    engine_modules: tuple[str, ...] = modules_of(models)
     default_configs: DefaultConfigs | None = DefaultConfigs(gpu="qwen3_tts", demo="qwen3_tts.demo-cpu")
 
     def open(self, model_dir: Path) -> "Qwen3TTSModel":
@@ -102,30 +105,11 @@ class Qwen3TTSFamily:
         is_base = read_checkpoint_config(model_dir).tts_model_type == "base"
         return self.pipeline.outputs if is_base else self.pipeline.outputs - {"voice"}
 
-    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
-        # A late import: the server process does not need this before it starts the engines.
-        from stages.qwen3_tts.hf_config import code2wav_config, talker_config, voice_encoder_config
-
-        overrides: dict[str, HfOverrides] = {
-            "talker": talker_config,
-            "code2wav": code2wav_config,
-            "voice_encoder": voice_encoder_config,
-        }
-        return overrides[model_stage]
-
     def register(self) -> None:
-        from vllm import ModelRegistry
-
-        from stages.qwen3_tts.code2wav import Qwen3TTSCode2Wav
-        from stages.qwen3_tts.hf_config import CODE2WAV, TALKER, VOICE_ENCODER, register_configs
-        from stages.qwen3_tts.talker import Qwen3TTSTalker
-        from stages.qwen3_tts.voice_encoder import Qwen3TTSVoiceEncoder
+        from stages.qwen3_tts.hf_config import register_configs
 
         register_configs()
-        # Classes, not names: vLLM would import a name in a separate process to inspect the class.
-        ModelRegistry.register_model(TALKER, Qwen3TTSTalker)
-        ModelRegistry.register_model(CODE2WAV, Qwen3TTSCode2Wav)
-        ModelRegistry.register_model(VOICE_ENCODER, Qwen3TTSVoiceEncoder)
+        super().register()
 
 
 class Qwen3TTSModel(FamilyModel):

@@ -55,7 +55,7 @@ class CorruptingQwen3(Qwen3OmniFamily):
             replace(FAMILY.pipeline.edges[1], function=f"{__name__}:SpoiledWindows"),
         ),
     )
-    engine_modules = (*Qwen3OmniFamily.engine_modules, MODELS)
+    engine_modules = (*FAMILY.engine_modules, MODELS)
 
     def open(self, model_dir: Path) -> Qwen3OmniModel:
         """In the server's process only."""

@@ -13,7 +13,7 @@ CLASSES = {"thinker": "FailingThinker", "talker": "FailingTalker", "code2wav": "
 
 
 class FailingQwen3(Qwen3OmniFamily):
-    engine_modules = (*Qwen3OmniFamily.engine_modules, MODELS, "tests.integration.quick_engines")
+    engine_modules = (*FAMILY.engine_modules, MODELS, "tests.integration.quick_engines")
 
     def open(self, model_dir: Path) -> Qwen3OmniModel:
         answer_signals()
