@@ -56,19 +56,6 @@ NO_VOICE = "Default"
 AUTO = "auto"
 """The language that the model itself finds out."""
 
-_ISO_639_1 = {
-    "de": "german",
-    "en": "english",
-    "es": "spanish",
-    "fr": "french",
-    "it": "italian",
-    "ja": "japanese",
-    "ko": "korean",
-    "pt": "portuguese",
-    "ru": "russian",
-    "zh": "chinese",
-}
-
 
 class Qwen3TTSFamily(DeclaresModels):
     """Implements `omni_server.family.ModelFamily`."""
@@ -178,8 +165,10 @@ class Qwen3TTSModel(FamilyModel):
         return Voice(None, clone.vector, clone.frames, self._tokenizer.plain_ids(clone.text))
 
     def _language(self, language: str | None, voice: str) -> int | None:
+        from transformers.models.whisper.tokenization_whisper import LANGUAGES  # names by ISO 639-1 code
+
         name = AUTO if language is None else language.lower()
-        name = _ISO_639_1.get(name.partition("-")[0], name)  # en-GB is English
+        name = LANGUAGES.get(name.partition("-")[0], name)  # en-GB is English
         # A dialect cannot be asked for: it belongs to a voice.
         known = [AUTO, *sorted(name for name in self._languages if "dialect" not in name)]
         if name not in known:
