@@ -1,11 +1,11 @@
 """A talker that samples the first code of a frame, and the code predictor beside it, which adds the other 15
 in the same step (`stages.runtime.frame_predictor`)."""
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorConfig,
 )
@@ -25,19 +25,6 @@ _NUM_CONTROL_IDS = 1024
 _ROWS_PER_CHUNK = 4096
 
 
-class TextProjection(nn.Module):
-    """`Qwen3OmniMoeTalkerResizeMLP`."""
-
-    def __init__(self, embedding_width: int, inner_width: int, width: int) -> None:
-        super().__init__()
-        self.linear_fc1 = nn.Linear(embedding_width, inner_width)
-        self.linear_fc2 = nn.Linear(inner_width, width)
-
-    def forward(self, embedded: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self.linear_fc2(functional.silu(self.linear_fc1(embedded)))
-        return projected
-
-
 class TextRows(nn.Module):
     """Makes the row of each text id: an embedding, projected to the talker's width."""
 
@@ -45,12 +32,19 @@ class TextRows(nn.Module):
         super().__init__()
         # In host memory: it is read once.
         self.embedding = nn.Embedding(vocab_size, embedding_width, device="cpu")
-        self.projection = TextProjection(embedding_width, inner_width, width)
+        self.projection = nn.Sequential(  # `Qwen3OmniMoeTalkerResizeMLP`
+            OrderedDict(
+                linear_fc1=nn.Linear(embedding_width, inner_width),
+                activation=nn.SiLU(),
+                linear_fc2=nn.Linear(inner_width, width),
+            )
+        )
+        self._width = width
 
     def table(self) -> torch.Tensor:
         """All rows, `[vocab_size, width]`, in host memory."""
-        embedding, device = self.embedding.weight, self.projection.linear_fc1.weight.device
-        table = embedding.new_empty(len(embedding), self.projection.linear_fc2.out_features)
+        embedding, device = self.embedding.weight, next(self.projection.parameters()).device
+        table = embedding.new_empty(len(embedding), self._width)
         for rows, chunk in zip(table.split(_ROWS_PER_CHUNK), embedding.split(_ROWS_PER_CHUNK), strict=True):
             rows.copy_(self.projection(chunk.to(device)))
         return table
