@@ -127,6 +127,16 @@ class CorruptDataError(StageError):
         self.kind = kind
 
 
+class EndlessSpeechError(StageError):
+    """The speech reached its limit of tokens, and the caller wants no incomplete one. The same request may succeed
+    if its sampling has no seed."""
+
+    code = "endless_speech"
+
+    def __init__(self, stage: str) -> None:
+        super().__init__(stage, "the speech has not ended within its limit of tokens")
+
+
 class StageDeadError(StageError):
     """The engine process of a stage died or hung while this request needed it."""
 

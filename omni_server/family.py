@@ -113,8 +113,6 @@ class SpeechPrompt:
     """Ids of the rows that follow the prompt, one for each generated position, as far as they are known."""
     tail_ids: tuple[int, ...]
     """Ids of the rows that follow these, once the text is complete: each in turn, the last one forever."""
-    max_tokens: int | None = None
-    """Of which the speech of the whole text has fewer; None for a text that is not complete."""
 
 
 class SpeechText(Protocol):
@@ -124,6 +122,11 @@ class SpeechText(Protocol):
 
     def finish(self) -> None:
         """There is no more text."""
+        ...
+
+    @property
+    def max_tokens(self) -> int:
+        """The speech of the text so far has fewer."""
         ...
 
     def prompt(self) -> SpeechPrompt | None:
@@ -282,6 +285,16 @@ class NeededFile:
 
 
 @dataclass(frozen=True)
+class ReferenceImplementation:
+    """Another implementation of a family's models, which `omni-server verify` compares with."""
+
+    factory: str
+    """`package.module:name` of an `omni_server.protocol.reference.ReferenceFactory`."""
+    package: str = "transformers"
+    """Its name on PyPI. The server itself does not need it."""
+
+
+@dataclass(frozen=True)
 class DefaultConfigs:
     """Names of the shipped stage configs with which a family is served if no other is given."""
 
@@ -394,9 +407,7 @@ class ModelFamily(Protocol):
     """All stages of the family and what flows between them."""
     architectures: tuple[str, ...]
     """The supported values of `architectures` in config.json."""
-    reference: str | None
-    """`package.module:name` of an `omni_server.protocol.reference.ReferenceFactory`, another implementation of the
-    model for `omni-server verify` to compare with; None without one."""
+    reference: ReferenceImplementation | None
     engine_modules: tuple[str, ...]
     """Model modules, which the fork server imports once for all engines."""
     default_configs: DefaultConfigs | None

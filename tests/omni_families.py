@@ -18,14 +18,20 @@ class OmniFamily:
     """At 24 kHz."""
     lead_samples: int
     """An utterance is shorter than its codec tokens by this many samples (`CodecLayout.lead_samples`)."""
-    image_tokens: tuple[int, int]
+    stages: tuple[str, ...] = ("thinker", "talker", "code2wav")
+    image_tokens: tuple[int, int] = (0, 0)
     """Of tests/data's shapes.png, 140 x 112, and gradient.png."""
-    speech_tokens: tuple[int, int]
+    speech_tokens: tuple[int, int] = (0, 0)
     """Fewest and most for the 2.1 s of speech_hello.wav."""
-    longest_audio_tokens: int
+    longest_audio_tokens: int = 0
     """Of 300 s."""
-    speaks_last_token: bool
+    speaks_last_token: bool = False
     """Whether the last token of a text that was cut off is spoken: the talker needs no hidden state of it."""
+
+    @property
+    def chats(self) -> bool:
+        """Or only reads aloud. The rows of what a thinker writes go through shared memory."""
+        return "thinker" in self.stages
 
     @property
     def stage_config(self) -> str:
@@ -45,7 +51,6 @@ QWEN2_5_OMNI = OmniFamily(
     image_tokens=(20, 9),  # squares of 28
     speech_tokens=(50, 54),  # 25 a second
     longest_audio_tokens=7500,
-    speaks_last_token=False,
 )
 QWEN3_OMNI = OmniFamily(
     name="qwen3_omni",
@@ -57,6 +62,14 @@ QWEN3_OMNI = OmniFamily(
     speech_tokens=(26, 30),  # 13 a second
     longest_audio_tokens=3900,
     speaks_last_token=True,
+)
+QWEN3_TTS = OmniFamily(
+    name="qwen3_tts",
+    voices=("Serena", "Vivian", "Uncle_fu", "Ryan", "Aiden", "Ono_anna", "Sohee", "Eric", "Dylan"),
+    default_voice="Serena",
+    samples_per_code=1920,
+    lead_samples=0,
+    stages=("talker", "code2wav"),
 )
 OMNI_FAMILIES = (QWEN2_5_OMNI, QWEN3_OMNI)
 FAMILIES = {family.name: family for family in OMNI_FAMILIES}
@@ -79,4 +92,6 @@ def for_families(*families: OmniFamily) -> pytest.MarkDecorator:
 
 
 for_each_family = for_families(*OMNI_FAMILIES)
-"""Runs a test with the servers of all families; without it, a test runs with that of `--family`."""
+"""Runs a test with the servers of all families that chat; without it, a test runs with that of `--family`."""
+for_each_reader = for_families(*OMNI_FAMILIES, QWEN3_TTS)
+"""The same of all that read aloud."""

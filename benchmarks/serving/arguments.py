@@ -12,8 +12,8 @@ from omni_server.cli.command_line import Parser, count, positive_count, seconds_
 _DESCRIPTION = """\
 Load a server over HTTP with streamed requests, and measure what its callers would: time to first token (TTFT)
 and to first audio (TTFA), gaps between arrivals of audio, seconds for which a player without a buffer would
-have stalled (underrun), real-time factor (RTF: end-to-end time by duration of the audio), audio and requests
-per second.
+have stalled (underrun), whether each answer plays without a stall from its first byte on (continuous
+playback), real-time factor (RTF: end-to-end time by duration of the audio), audio and requests per second.
 
 Every answer has an exact length, which is checked: a request fails if its status is not 200, if its stream
 breaks, or if it has not as many text tokens or samples as it was asked for. Percentiles are of the requests
@@ -27,6 +27,8 @@ workloads:
   W1  one sentence, about 60 prompt tokens; 64 text tokens and 250 codec tokens (5.0 s of speech) in answer
   W2  5.0 s of audio instead of the sentence, otherwise W1
   W3  2,500 prompt tokens; 900 text tokens and 3,500 codec tokens (70 s of speech) in answer
+  tts  a text of 15 words; POST /v1/audio/speech answers with 63 frames of 1,920 samples (5.0 s of speech).
+      Other servers end it by themselves: --sample-tolerance says how far from that
   images  a prompt of 20 words; an image of the model's default size, with one preview, in answer
 
 examples:
@@ -34,6 +36,7 @@ examples:
   {program} --workload W3 --concurrency 1,8,32
   {program} --request-rate 0.5,1,2 --num-requests 100
   {program} --server openai-text --base-url http://127.0.0.1:8000 --json plain.json
+  {program} --workload tts --request-rate 10,20 --num-requests 600 --json tts.json
   {program} --workload images --size 1024x1024 --steps 20 --concurrency 1,4 --json images.json
 
 Exit code: 0, 1 if a request failed, 2 for a wrong command line, 130 after Ctrl-C."""
@@ -72,7 +75,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     work = parser.add_argument_group("requests")
     work.add_argument(
         "--workload",
-        choices=("W1", "W2", "W3", "images"),
+        choices=("W1", "W2", "W3", "tts", "images"),
         default="W1",
         help="workload, described below (default: W1)",
     )
@@ -158,15 +161,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def _check(parser: Parser, args: argparse.Namespace) -> None:
     """Fills in what depends on other flags."""
-    # Images have no flags of chats, and chats none of images.
-    of_chats = ("modalities", "audio_seconds", "text_tokens", "codec_tokens")
     of_images = ("size", "steps", "partial_images")
-    is_images = args.workload == "images"
-    for name in of_chats if is_images else of_images:
+    of_chats = ("modalities", "audio_seconds", "text_tokens")
+    others = {"images": (*of_chats, "codec_tokens"), "tts": (*of_chats, *of_images)}
+    for name in others.get(args.workload, of_images):
         if getattr(args, name) is not None:
-            flag = f"--{name.replace('_', '-')}"
-            parser.error(f"{flag} is {'not ' if is_images else 'only '}for --workload images")
-    if is_images:
+            parser.error(f"--{name.replace('_', '-')} is not for --workload {args.workload}")
+    if args.workload == "tts":
+        if args.server == "openai-text":
+            parser.error("--workload tts needs a server that speaks")
+        args.modalities = "audio"
+    if args.workload == "images":
         if args.server != "omni-server":
             parser.error("--workload images needs --server omni-server")
         args.modalities = "image"

@@ -4,6 +4,7 @@ import base64
 import io
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar, Self
@@ -143,25 +144,34 @@ def open_session(api_key: str | None) -> aiohttp.ClientSession:
 async def stream_events(
     session: aiohttp.ClientSession, url: str, body: bytes, timeout: aiohttp.ClientTimeout
 ) -> AsyncGenerator[tuple[bytes, float], None]:
-    """Posts `body` (JSON) to `url`. Yields the data of each server-sent event with its arrival time on the
-    clock of `time.perf_counter`; ends with the last byte of the response.
+    """Yields the data of each server-sent event with its arrival time; otherwise as `stream_bytes`.
 
-    Lines end in LF, as those of the servers that are measured do. Raises `StreamError` if the answer is
-    refused or breaks off, and `TimeoutError` according to `timeout`.
-    """
+    Lines end in LF, as those of the servers that are measured do."""
     incomplete = b""
+    async with aclosing(stream_bytes(session, url, body, timeout)) as parts:
+        async for part, arrived_s in parts:
+            *events, incomplete = (incomplete + part).split(b"\n\n")
+            for event in events:
+                data = [line[5:].lstrip(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+                if data:
+                    yield b"\n".join(data), arrived_s
+
+
+async def stream_bytes(
+    session: aiohttp.ClientSession, url: str, body: bytes, timeout: aiohttp.ClientTimeout
+) -> AsyncGenerator[tuple[bytes, float], None]:
+    """Posts `body` (JSON) to `url`. Yields what arrives with its time on the clock of `time.perf_counter`; ends
+    with the last byte of the response.
+
+    Raises `StreamError` if the answer is refused or breaks off, and `TimeoutError` according to `timeout`.
+    """
     headers = {"Content-Type": "application/json"}
     try:
         async with session.post(url, data=body, headers=headers, timeout=timeout) as response:
             if response.status != 200:
                 raise StreamError(f"HTTP {response.status}: {error_message(await response.read())}")
             async for part in response.content.iter_any():
-                arrived_s = time.perf_counter()  # before parsing, whose time is not the server's
-                *events, incomplete = (incomplete + part).split(b"\n\n")
-                for event in events:
-                    data = [line[5:].lstrip(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
-                    if data:
-                        yield b"\n".join(data), arrived_s
+                yield part, time.perf_counter()  # before parsing, whose time is not the server's
     except aiohttp.ClientPayloadError as error:
         raise StreamError("the connection broke in the middle of the answer") from error
     except TimeoutError:

@@ -11,7 +11,15 @@ from itertools import pairwise
 import aiohttp
 from PIL import Image, UnidentifiedImageError
 
-from benchmarks.serving.client import SAMPLE_RATE_HZ, Chunk, ImageEvent, StreamError, Usage, stream_events
+from benchmarks.serving.client import (
+    SAMPLE_RATE_HZ,
+    Chunk,
+    ImageEvent,
+    StreamError,
+    Usage,
+    stream_bytes,
+    stream_events,
+)
 from benchmarks.serving.results import RequestRow
 from benchmarks.serving.workload import Workload
 
@@ -57,22 +65,54 @@ def play(arrivals: Sequence[AudioArrival]) -> Playback:
 
 
 @dataclass
-class ChatAnswer:
-    """The answer so far; times are on the clock of `time.perf_counter`."""
+class SpeechAnswer:
+    """The samples of an answer so far; times are on the clock of `time.perf_counter`."""
 
     workload: Workload
     sample_tolerance: int
-    is_done: bool = False
-    first_text_s: float | None = None
-    text_deltas: int = 0
     arrivals: list[AudioArrival] = field(default_factory=list)
     audio_bytes: int = 0
-    finish_reason: str | None = None
-    usage: Usage | None = None
 
     @property
     def samples(self) -> int:
         return self.audio_bytes // _BYTES_PER_SAMPLE
+
+    def add(self, data: bytes, arrived_s: float) -> None:
+        before = self.samples
+        self.audio_bytes += len(data)
+        if self.samples > before:
+            self.arrivals.append(AudioArrival(arrived_s, self.samples - before))
+
+    def check(self) -> None:
+        """Raises `StreamError` if the answer does not have the requested length."""
+        if self.audio_bytes % _BYTES_PER_SAMPLE:
+            raise StreamError("half a sample at the end of the audio")
+        if abs(self.samples - self.workload.expected_samples) > self.sample_tolerance:
+            raise StreamError(f"{self.samples} samples instead of {self.workload.expected_samples}")
+
+    def measured(self, row: RequestRow, began_s: float) -> RequestRow:
+        """Returns `row` with what was measured. The request was sent at `began_s`."""
+        playback = play(self.arrivals)
+        return row.model_copy(
+            update={
+                "ttfa_s": self.arrivals[0].time_s - began_s if self.arrivals else None,
+                "audio_gaps_s": [later.time_s - earlier.time_s for earlier, later in pairwise(self.arrivals)],
+                "samples": self.samples,
+                "underrun_s": playback.underrun_s,
+                "stalls": playback.stalls,
+            }
+        )
+
+
+@dataclass
+class ChatAnswer(SpeechAnswer):
+    """With or without speech."""
+
+    is_done: bool = False
+    first_text_s: float | None = None
+    text_deltas: int = 0
+    finish_reason: str | None = None
+    usage: Usage | None = None
 
     def add(self, data: bytes, arrived_s: float) -> None:
         """Adds one event. Raises `StreamError` if it is malformed or reports an error."""
@@ -84,10 +124,7 @@ class ChatAnswer:
             self.text_deltas += 1
             if self.first_text_s is None:
                 self.first_text_s = arrived_s
-        before = self.samples
-        self.audio_bytes += len(chunk.samples)
-        if self.samples > before:
-            self.arrivals.append(AudioArrival(arrived_s, self.samples - before))
+        super().add(chunk.samples, arrived_s)
         self.finish_reason = chunk.finish_reason or self.finish_reason
         # Some servers repeat the usage in every chunk, with zeros in chunks of audio.
         if chunk.usage is not None and (
@@ -96,37 +133,31 @@ class ChatAnswer:
             self.usage = chunk.usage
 
     def check(self) -> None:
-        """Raises `StreamError` if the answer is incomplete or does not have the requested length."""
+        """Raises `StreamError` if the answer is incomplete, too."""
         if not self.is_done:
             raise StreamError("the stream ended without [DONE]")
         if self.usage is None:
             raise StreamError("no usage in the stream")
         if self.usage.text_tokens != self.workload.text_tokens:
             raise StreamError(f"{self.usage.text_tokens} text tokens instead of {self.workload.text_tokens}")
-        if self.audio_bytes % _BYTES_PER_SAMPLE:
-            raise StreamError("half a sample at the end of the audio")
-        if abs(self.samples - self.workload.expected_samples) > self.sample_tolerance:
-            raise StreamError(f"{self.samples} samples instead of {self.workload.expected_samples}")
+        super().check()
         codec = self.usage.codec_tokens
         spoken = (codec or 0) * self.workload.samples_per_codec_token
         if codec is not None and abs(self.samples - spoken) > self.sample_tolerance:
             raise StreamError(f"{self.samples} samples, while usage has {codec} codec tokens")
 
     def measured(self, row: RequestRow, began_s: float) -> RequestRow:
-        """Returns `row` with what was measured. The request was sent at `began_s`."""
-        playback = play(self.arrivals)
-        return row.model_copy(
-            update={
-                "ttft_s": self.first_text_s - began_s if self.first_text_s is not None else None,
-                "ttfa_s": self.arrivals[0].time_s - began_s if self.arrivals else None,
-                "text_deltas": self.text_deltas,
-                "audio_gaps_s": [later.time_s - earlier.time_s for earlier, later in pairwise(self.arrivals)],
-                "samples": self.samples,
-                "underrun_s": playback.underrun_s,
-                "stalls": playback.stalls,
-                "finish_reason": self.finish_reason,
-                **(self.usage.counts() if self.usage is not None else {}),
-            }
+        return (
+            super()
+            .measured(row, began_s)
+            .model_copy(
+                update={
+                    "ttft_s": self.first_text_s - began_s if self.first_text_s is not None else None,
+                    "text_deltas": self.text_deltas,
+                    "finish_reason": self.finish_reason,
+                    **(self.usage.counts() if self.usage is not None else {}),
+                }
+            )
         )
 
 
@@ -190,15 +221,18 @@ class Client:
 
     async def send(self, request: PreparedRequest, level_began_s: float) -> RequestRow:
         """Reports failures in the row. `level_began_s`: on the clock of `time.perf_counter`."""
-        answer: ChatAnswer | ImageAnswer = ChatAnswer(self.workload, self.sample_tolerance)
+        answer: SpeechAnswer | ImageAnswer = ChatAnswer(self.workload, self.sample_tolerance)
+        stream = stream_events
         if self.workload.makes_images:
             answer = ImageAnswer(self.workload)
+        elif self.workload.reads_aloud:
+            answer, stream = SpeechAnswer(self.workload, self.sample_tolerance), stream_bytes
         failure = None
         timeout = aiohttp.ClientTimeout(total=self.timeout_s)
         began_s = time.perf_counter()
         try:
-            async with aclosing(stream_events(self.session, self.url, request.body, timeout)) as events:
-                async for data, arrived_s in events:
+            async with aclosing(stream(self.session, self.url, request.body, timeout)) as parts:
+                async for data, arrived_s in parts:
                     answer.add(data, arrived_s)
             end_s = time.perf_counter()
             answer.check()

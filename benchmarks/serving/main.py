@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.serving.client import Served, discover, open_session
 from benchmarks.serving.exchange import Client, PreparedRequest
 from benchmarks.serving.load import Progress, closed_loop, open_loop, poisson_arrivals_s
-from benchmarks.serving.requests import ADAPTERS, Adapter, image_generation
+from benchmarks.serving.requests import ADAPTERS, Adapter, image_generation, text_to_speech
 from benchmarks.serving.results import Host, Level, LoadKind, Run, Server, level_label
 from benchmarks.serving.table import table
 from benchmarks.serving.workload import WORKLOADS, Workload, make_turn
@@ -51,7 +51,11 @@ async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
     workload = chosen_workload(args)
     seed = args.seed if args.seed is not None else secrets.randbelow(10**9)
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    path = "images/generations" if workload.makes_images else "chat/completions"
+    path = "chat/completions"
+    if workload.makes_images:
+        path = "images/generations"
+    elif workload.reads_aloud:
+        path = "audio/speech"
     async with open_session(os.environ.get("OMNI_SERVER_API_KEY")) as session:
         served = await discover(session, base_url, args.model)
         server = Server(adapter=args.server, base_url=base_url, model=served.model, version=served.version)
@@ -77,7 +81,11 @@ async def _run_levels(args: argparse.Namespace, client: Client, served: Served, 
     The same `seed` gives the same requests and arrival times; prompts of different levels differ.
     """
     workload = client.workload
-    adapter: Adapter = image_generation if workload.makes_images else ADAPTERS[args.server]
+    adapter: Adapter = ADAPTERS[args.server]
+    if workload.makes_images:
+        adapter = image_generation
+    elif workload.reads_aloud:
+        adapter = text_to_speech
     levels: list[Level] = []
     kind: LoadKind = "closed" if args.concurrency is not None else "open"
     for number, load in enumerate(args.concurrency or args.request_rate):

@@ -93,6 +93,18 @@ def image_generation(served: Served, workload: Workload, turn: Turn) -> Body:
     return body
 
 
+def text_to_speech(served: Served, workload: Workload, turn: Turn) -> Body:
+    """For `/v1/audio/speech`. A server without `stage_sampling` ends the speech by itself."""
+    return {
+        "model": served.model,
+        "input": turn.text,
+        "voice": served.voice,
+        "response_format": "pcm",
+        "stream": True,
+        "stage_sampling": {"talker": _exact_length(workload.codec_tokens)},
+    }
+
+
 Adapter = Callable[[Served, Workload, Turn], Body]
 ADAPTERS: dict[str, Adapter] = {
     "omni-server": omni_server,

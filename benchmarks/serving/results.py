@@ -66,6 +66,11 @@ class RequestRow(_Record):
         return self.end_to_end_s / self.audio_s if self.samples else None
 
     @property
+    def plays_on(self) -> bool:
+        """Whether the audio never runs dry when it is played from its first byte on."""
+        return self.failure is None and self.samples > 0 and not self.stalls
+
+    @property
     def largest_gap_s(self) -> float | None:
         return max(self.audio_gaps_s, default=None)
 
@@ -126,6 +131,11 @@ class Level(_Record):
     @property
     def failures(self) -> list[str]:
         return [row.failure for row in self.rows if row.failure is not None]
+
+    @property
+    def continuous_playback(self) -> str:
+        number, total = sum(row.plays_on for row in self.rows), len(self.rows)
+        return f"{'pass' if number == total else 'FAIL'}, {number} of {total}"
 
     @property
     def client_cores(self) -> float:

@@ -45,6 +45,7 @@ def _rows(run: Run) -> list[tuple[str, list[str]]]:
             cells = [_spread(percentiles) for _, _, percentiles in distributions]
             rows.append((f"{f'{name} {unit}':15}p50 p90 p99", cells))
     if run.workload.codec_tokens:
+        rows.append(("continuous playback", [level.continuous_playback for level in levels]))
         rows.append(("audio s/s", [_number(level.audio_s_per_s) for level in levels]))
     per_s = "images/s" if run.workload.makes_images else "requests/s"
     rows.append((per_s, [_number(level.requests_per_s) for level in levels]))

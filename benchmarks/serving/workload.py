@@ -7,8 +7,8 @@ import numpy as np
 import soundfile
 from pydantic import BaseModel, ConfigDict
 
-WorkloadName = Literal["W1", "W2", "W3", "images"]
-Modalities = Literal["text", "text,audio", "image"]
+WorkloadName = Literal["W1", "W2", "W3", "tts", "images"]
+Modalities = Literal["text", "text,audio", "audio", "image"]
 
 SAMPLES_PER_CODEC_TOKEN = 480
 """In Qwen2.5-Omni's code2wav: two mel frames per codec token, 240 samples per mel frame."""
@@ -57,6 +57,10 @@ class Workload(BaseModel):
         return self.modalities == "image"
 
     @property
+    def reads_aloud(self) -> bool:
+        return self.modalities == "audio"
+
+    @property
     def expected_samples(self) -> int:
         """Samples of the answer's speech, at 24 kHz."""
         return self.codec_tokens * self.samples_per_codec_token
@@ -82,6 +86,15 @@ WORKLOADS: dict[WorkloadName, Workload] = {
     "W3": _W1.model_copy(
         update={"name": "W3", "prompt_tokens": 2500, "text_tokens": 900, "codec_tokens": 3500}
     ),
+    "tts": Workload(
+        name="tts",
+        modalities="audio",
+        prompt_tokens=15,
+        audio_seconds=0,
+        text_tokens=0,
+        codec_tokens=63,
+        samples_per_codec_token=1920,
+    ),
     "images": Workload(
         name="images",
         modalities="image",
@@ -97,7 +110,8 @@ WORKLOADS: dict[WorkloadName, Workload] = {
 def make_turn(workload: Workload, rng: np.random.Generator) -> Turn:
     """Returns a turn that differs from all others from its first words on, and in its audio, so that no
     prefix cache or media cache can serve it."""
-    fixed_tokens = 0 if workload.makes_images else _FIXED_PROMPT_TOKENS
+    has_system_prompt = not (workload.makes_images or workload.reads_aloud)
+    fixed_tokens = _FIXED_PROMPT_TOKENS if has_system_prompt else 0
     words = max(workload.prompt_tokens - fixed_tokens, 0 if workload.audio_seconds else 1)
     tag = " ".join(rng.choice(_WORDS, size=5))
     return Turn(

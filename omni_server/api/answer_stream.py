@@ -205,7 +205,8 @@ class AnswerStream:
         try:
             await self.submit(self._one_by_one.popleft())
         except InvalidRequestError as error:
-            if error.code == "context_length_exceeded":
+            is_asked = error.param is not None and error.param.startswith("stage_sampling.")
+            if error.code == "context_length_exceeded" and not is_asked:
                 error.param = self._input_param
             raise
 

@@ -158,7 +158,7 @@ async def _answer(
     body = validate(SpeechRequest, given)
     check_model(body.model, generator.model_info)
     clone = await _clone(body, generator, media, voices)
-    requests, audio_format = _parse(body, name, generator, config.max_speech_characters, clone)
+    requests, audio_format = parse_speech(body, name, generator, config.max_speech_characters, clone)
     speed = 1.0 if body.speed is None else body.speed
     stream = AnswerStream(generator, state, name, one_by_one=requests, input_param="input")
     pace = state.audio_pace(speed)
@@ -285,12 +285,12 @@ async def _clone(
         raise
 
 
-def _parse(
+def parse_speech(
     body: SpeechRequest,
     name: str,
     generator: Generator,
     max_characters: int,
-    clone: ClonedVoice | None,
+    clone: ClonedVoice | None = None,
 ) -> tuple[list[OmniRequest], AudioFormat]:
     """Checks rules across fields and those of the model. Returns one or more requests, whose ids contain
     `name` and whose audio is concatenated.

@@ -52,6 +52,7 @@ class CreatedVoice(BaseModel):
     id: str
     name: str
     created_at: int
+    type: Literal["audio_sample"] = "audio_sample"
     uploaded: Literal[True] = True
 
 

@@ -138,7 +138,7 @@ def default_stage_config(
     family, _, base = base_config(folder, name, on_gpu=on_gpu)
     base = flags.applied(base)
     set_engine_environment(base)  # the family's imports read it
-    model = ModelSizes(name, family.footprints(folder, base), read_weights(folder))
+    model = ModelSizes(name, family.footprints(folder, base), read_weights(folder, base))
     gpus = gpus_of_this_machine() if on_gpu else []
     config = chosen_config(gpus, base, model, family, use_cpu=use_cpu, flags=flags)
     if on_gpu:

@@ -36,23 +36,29 @@ class StoredWeights:
     num_bytes: int = 0
     """File sizes."""
     problems: list[str] = field(default_factory=list)
+    empty_folders: list[Path] = field(default_factory=list)
+    """Those without weights that must have some."""
 
 
-def read_weights(folder: Path) -> StoredWeights:
+def read_weights(folder: Path, config: StageConfig) -> StoredWeights:
     """Reads the files in model.safetensors.index.json, else all *.safetensors; `problems` lists damage.
 
-    The weights of a Diffusers pipeline are in one folder per component, whose name precedes theirs:
-    `unet/conv_in.weight`."""
+    The weights of a stage with a folder of its own, and of each component of a Diffusers pipeline, have its
+    name before theirs: `unet/conv_in.weight`."""
     weights = StoredWeights()
-    if config_file(folder).name != PIPELINE_INDEX:
-        _read_folder(folder, "", weights)
+    if config_file(folder).name == PIPELINE_INDEX:
+        components = sorted(path for path in folder.iterdir() if path.is_dir())
+        if not sum(_read_folder(component, f"{component.name}/", weights) for component in components):
+            weights.empty_folders.append(folder)
         return weights
-    for component in sorted(path for path in folder.iterdir() if path.is_dir()):
-        _read_folder(component, f"{component.name}/", weights)
+    for name in sorted({config.stage_spec(stage).folder or "" for stage in config.stages}):
+        if not _read_folder(folder / name, f"{name}/" if name else "", weights):
+            weights.empty_folders.append(folder / name)
     return weights
 
 
-def _read_folder(folder: Path, prefix: str, weights: StoredWeights) -> None:
+def _read_folder(folder: Path, prefix: str, weights: StoredWeights) -> int:
+    """Returns how many files there are, or should be."""
     index = folder / "model.safetensors.index.json"
     weight_map: dict[str, Path] | None = None
     if index.is_file():
@@ -84,6 +90,7 @@ def _read_folder(folder: Path, prefix: str, weights: StoredWeights) -> None:
             weights.problems.append(
                 f"{path} lacks the weight {lacking[0]}, which {index.name} says it has: download both again"
             )
+    return len(paths)
 
 
 def refuse_damaged_files(folder: Path, config: StageConfig, *, load_format: str) -> None:
@@ -112,7 +119,7 @@ def _damage(
     set_engine_environment(config)  # the family's imports read it
     problems = list(small_file_problems(folder, load_family(config.model_family)))
     if load_format != "dummy":
-        problems += weight_problems(folder, read_weights(folder), footprints)
+        problems += weight_problems(folder, read_weights(folder, config), footprints)
     return "; ".join(problems)
 
 
@@ -132,14 +139,15 @@ def weight_problems(
     folder: Path, stored: StoredWeights, footprints: Mapping[str, StageFootprint]
 ) -> Iterator[str]:
     """Yields missing or damaged files, and weights that are missing or misshapen."""
-    if not (stored.num_files or stored.problems):
+    for empty in stored.empty_folders:
         yield (
-            f"{folder} has no weights in the format safetensors, the only one that is loaded: download them, "
+            f"{empty} has no weights in the format safetensors, the only one that is loaded: download them, "
             "or serve random ones with --load-format dummy"
         )
-    elif stored.problems:
-        yield from stored.problems
-    elif "quantization_config" not in read_json_object(config_file(folder)):
+    yield from stored.problems
+    if stored.empty_folders or stored.problems:
+        return
+    if "quantization_config" not in read_json_object(config_file(folder)):
         # Quantized weights have different names and shapes.
         yield from _type_problems(stored)
         for name, footprint in footprints.items():

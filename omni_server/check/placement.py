@@ -231,10 +231,8 @@ def _refusal(
         f"device {gpu.index} has {gb(gpu.total)}, {gb(budget(gpu))} of them for stages" for gpu in gpus
     )
     would_fit = []
-    is_quantized = any(
-        fp.quantizable is not None and fp.quantizable.method for fp in model.footprints.values()
-    )
-    if can_be_quantized and not is_quantized:
+    methods = {fp.quantizable.method for fp in model.footprints.values() if fp.quantizable is not None}
+    if can_be_quantized and methods == {None}:
         if _fitting(gpus, _quantized(base, model, "fp8"), model, sizes) is not None:
             would_fit.append("--quantization fp8")
         if _fitting(gpus, base, _in_int4(model), sizes) is not None:

@@ -93,7 +93,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
     report.errors("files", small_file_problems(folder, family))
     stored = StoredWeights()
     if options.load_format != "dummy":
-        stored = read_weights(folder)
+        stored = read_weights(folder, config)
         report.num_weight_files, report.weight_bytes = stored.num_files, stored.num_bytes
     model: FamilyModel | None = None
     if report.fits and not stored.problems:

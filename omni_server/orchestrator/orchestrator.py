@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import numpy as np
 
@@ -298,16 +297,18 @@ class Orchestrator:
             raise InvalidRequestError("this model only reads text aloud", param="messages")
         pieces = speech.pieces or in_one_piece(speech.text or "")
         text = self._family.speech_text(speech, voice)
-        source = TextSource(text, pieces, is_whole=speech.pieces is None)
-        handle = run.choose(self._ar[self._entry])
-        async with _reading(handle, began, deadline_s):
+        is_whole = speech.pieces is None
+        source = TextSource(text, pieces, is_whole=is_whole, on_later_text=run.add_prompt_text)
+        async with _before_deadline(began, deadline_s):
             prompt = await source.prompt()
+        handle = run.choose(self._ar[self._entry])
         feeder = SpeechTextFeeder(handle.outbox.drop, prompt, source.stop)
-        source.begin(feeder)
         ids = prompt.token_ids
-        self._add_speaker(
-            run, request, self._entry, voice, ids, len(ids), feeder, handle, max_tokens=prompt.max_tokens
-        )
+        speaker = self._add_speaker(run, request, self._entry, voice, ids, len(ids), feeder, handle)
+        assert isinstance(speaker.output, AudioTask)
+        asked = request.sampling.get(self._entry)
+        has_limit = asked is not None and asked.max_tokens is not None
+        source.begin(feeder, None if has_limit else speaker.output.limit)
         run.add(source)
         num_tokens = len(ids) + feeder.num_generated_rows
         return PromptTokens(num_tokens, num_tokens, 0, 0, 0)
@@ -331,19 +332,14 @@ class Orchestrator:
         num_replaced: int,
         feeder: RowFeeder,
         handle: ArHandle | None = None,
-        *,
-        max_tokens: int | None = None,
     ) -> ArTask:
         """Adds a stage that `feeder` feeds. `prompt` and `num_replaced` as in `EmbeddingsPrompt`; `handle` as in
-        `ArTask`; `max_tokens` is the most that a request samples which sets no limit of its own."""
+        `ArTask`."""
         stage, config = self._ar[name], self._config.stages[name]
         max_model_len = stage.any_engine.max_model_len
         assert isinstance(config, ArStage)
         asked = request.sampling.get(name)
         sampling = merged(config.default_sampling, asked)
-        if asked is None or asked.max_tokens is None:
-            most = max_model_len if max_tokens is None else max_tokens
-            sampling = replace(sampling, max_tokens=min(sampling.max_tokens or most, most))
         params = sampling_params(
             name,
             sampling,
@@ -383,6 +379,8 @@ class Orchestrator:
                 past=() if clone is None else _frames_of(clone, decoding.frames.num_codebooks),
             ),
             stop_ids=self._family.stop_ids[self._config.stages[stage].model_stage],
+            may_pause=request.speech.pieces is not None,
+            must_end=request.speech.must_end,
         )
         return run.add(audio)
 
@@ -436,8 +434,14 @@ class Orchestrator:
 
 @asynccontextmanager
 async def _reading(handle: ArHandle, began: float, deadline_s: float) -> AsyncIterator[None]:
+    async with _before_deadline(began, deadline_s), handle.life.needed():
+        yield
+
+
+@asynccontextmanager
+async def _before_deadline(began: float, deadline_s: float) -> AsyncIterator[None]:
     try:
-        async with asyncio.timeout(began + deadline_s - time.monotonic()), handle.life.needed():
+        async with asyncio.timeout(began + deadline_s - time.monotonic()):
             yield
     except TimeoutError:
         raise DeadlineExceededError(f"reading the prompt took longer than {deadline_s:g} s") from None

@@ -125,6 +125,11 @@ class RequestRun:
             self._bound.remove(handle)
             handle.leave()
 
+    def add_prompt_text(self, num_tokens: int) -> None:
+        """Counts text that came after the start."""
+        text, total = self.prompt.text + num_tokens, self.prompt.total + num_tokens
+        self.prompt = replace(self.prompt, text=text, total=total)
+
     def emit(self, event: OmniEvent) -> None:
         """Delivers an event; drops one that comes after the last."""
         self.ticket.begin()

@@ -140,9 +140,18 @@ class LeadLimiter:
 class PlayoutClock:
     """The progress of one stream's frames and windows, and the start of its playback."""
 
-    def __init__(self, scheduler: "SpeechScheduler", start: Callable[[], None], caller: str) -> None:
-        """`start` is called once, when playback begins."""
+    def __init__(
+        self,
+        scheduler: "SpeechScheduler",
+        start: Callable[[], None],
+        caller: str,
+        *,
+        may_pause: bool = False,
+    ) -> None:
+        """`start` is called once, when playback begins. `may_pause`: the source may wait for its text, and how
+        long it takes says nothing of other streams."""
         self._scheduler = scheduler
+        self._may_pause = may_pause
         self._caller = caller
         self._start = start
         self.ramp: WindowRamp | None = None
@@ -170,7 +179,7 @@ class PlayoutClock:
         before, before_at = self._last_block
         if block > before:
             self._usual_s += self._scheduler.rates.expected_s(before, block) or now - before_at
-            for number in range(before, block):
+            for number in () if self._may_pause else range(before, block):
                 self._scheduler.rates.learn(number, (now - before_at) / (block - before))
             self._last_block = block, now
 

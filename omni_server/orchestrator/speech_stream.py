@@ -41,6 +41,8 @@ class SpeechStream:
     """Receives the pieces of the waveform in order, without gaps."""
     caller: str
     """Whose request it is: callers take turns."""
+    may_pause: bool = False
+    """See `PlayoutClock`."""
 
     def __post_init__(self) -> None:
         self._unsent: asyncio.Queue[DecoderWindow | None] = asyncio.Queue()
@@ -50,7 +52,7 @@ class SpeechStream:
         self._num_windows = 0
         self._num_samples = 0  # of all windows up to now
         self._held: list[AudioDelta] | None = []  # until playback may begin; None after that
-        self._playout = PlayoutClock(self.scheduler, self._release, self.caller)
+        self._playout = PlayoutClock(self.scheduler, self._release, self.caller, may_pause=self.may_pause)
 
     def push(self, frames: Sequence[Frame]) -> None:
         """Adds frames of codec tokens. Like `finish`, raises `CorruptDataError` if the edge does not cut them

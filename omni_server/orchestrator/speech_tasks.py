@@ -13,7 +13,7 @@ from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.engine_handle import Stage
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.sampling import StageSampling
-from omni_server.errors import CorruptDataError
+from omni_server.errors import CorruptDataError, EndlessSpeechError
 from omni_server.family import CodecEdge
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
 from omni_server.orchestrator.request_run import RequestRun
@@ -88,6 +88,8 @@ class ArTask:
             async with aclosing(stream.outputs()) as outputs:
                 async for output in outputs:
                     self.output.take(output)
+                    if self.output.is_over:
+                        break
         finally:
             if self.source is not None:
                 self.source.close()
@@ -105,9 +107,12 @@ class AudioTask:
         decoding: SpeechDecoding,
         edge: CodecEdge,
         stop_ids: tuple[int, ...],
+        may_pause: bool = False,
+        must_end: bool = False,
     ) -> None:
         """`source` samples the tokens; every `num_sampled` consecutive tokens form a frame, with the codes
-        predicted for them. `stop_ids` end the sequence and are not part of a frame."""
+        predicted for them. `stop_ids` end the sequence and are not part of a frame. For `may_pause`, see
+        `PlayoutClock`; for `must_end`, `SpeechOutput`."""
         layout = decoding.layout
         self._request = request
         self._source = source
@@ -115,6 +120,10 @@ class AudioTask:
         self._edge = edge
         self._frames = decoding.frames
         self._stop_ids = stop_ids
+        self._may_pause = may_pause
+        self._must_end = must_end
+        self._max_frames: int | None = None
+        self.is_over = False
         self._speech: SpeechStream | None = None  # until there is a frame to decode, or the end
         self._has_begun = asyncio.Event()
         self._resampler: Resampler | None = None
@@ -124,6 +133,10 @@ class AudioTask:
         self.tokens_per_output = layout.frames_per_block * decoding.frames.num_sampled
         self._rest: tuple[int, ...] = ()
         self._num_samples = 0
+
+    def limit(self, num_frames: int) -> None:
+        """Cuts the speech there, as the limit of its tokens does."""
+        self._max_frames = num_frames
 
     async def run(self) -> None:
         with self._decoding.pending.stream():
@@ -151,8 +164,12 @@ class AudioTask:
             self._request.num_frames += len(frames)
             self._request.emit(CodecDelta(tokens[:end]))
             self._begun().push(frames)
-        if output.finish_reason is not None:
-            self._request.is_speech_cut = output.finish_reason == "length"
+        is_cut = self._max_frames is not None and self._request.num_frames >= self._max_frames
+        if output.finish_reason is not None or is_cut:
+            self.is_over = True
+            self._request.is_speech_cut = output.finish_reason != "stop"
+            if self._request.is_speech_cut and self._must_end:
+                raise EndlessSpeechError(self._source)
             self.finish()
 
     def finish(self) -> None:
@@ -172,6 +189,7 @@ class AudioTask:
                 timeline=self._request.timeline,
                 emit=self._take_audio,
                 caller=self._request.ticket.caller,
+                may_pause=self._may_pause,
             )
             self._has_begun.set()
         return self._speech
@@ -190,6 +208,7 @@ class TextOutput:
     """Turns the tokens of a stage into text, and reports how much of it may be spoken."""
 
     tokens_per_output = 1
+    is_over = False
 
     def __init__(
         self,

@@ -1,25 +1,41 @@
 """The text of a request whose entry reads it: given, or still being written."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol, runtime_checkable
 
 from omni_server.engine.prompt_rendering import INLINE_CHARS
-from omni_server.errors import InvalidRequestError
+from omni_server.errors import InvalidRequestError, OmniError
 from omni_server.family import SpeechPrompt, SpeechText
 from omni_server.orchestrator.row_feeder import SpeechTextFeeder
+
+
+@runtime_checkable
+class _Closable(Protocol):
+    async def aclose(self) -> object: ...
 
 
 class TextSource:
     """Reads `pieces` as far as the prompt needs, and feeds the rest while the entry runs. Implements
     `omni_server.orchestrator.request_run.GraphTask`."""
 
-    def __init__(self, text: SpeechText, pieces: AsyncIterator[str], *, is_whole: bool) -> None:
-        """`is_whole`: all of the text is there, and read before the prompt is made."""
+    def __init__(
+        self,
+        text: SpeechText,
+        pieces: AsyncIterator[str],
+        *,
+        is_whole: bool,
+        on_later_text: Callable[[int], object],
+    ) -> None:
+        """`is_whole`: all of the text is there, and read before the prompt is made. `on_later_text` is told how
+        many tokens `run` has read. `run` closes `pieces` if it can."""
         self._text = text
+        self._on_later_text = on_later_text
         self._pieces = pieces
         self._is_whole = is_whole
         self._is_complete = False
         self._feeder: SpeechTextFeeder
+        self._on_end: Callable[[int], object] | None
         self._task: asyncio.Task[None] | None = None
 
     async def prompt(self) -> SpeechPrompt:
@@ -32,16 +48,21 @@ class TextSource:
             raise InvalidRequestError("there is no text to read", param="messages")
         return prompt
 
-    def begin(self, feeder: SpeechTextFeeder) -> None:
-        """Feeds what has been read behind the prompt."""
-        self._feeder = feeder
+    def begin(self, feeder: SpeechTextFeeder, on_end: Callable[[int], object] | None) -> None:
+        """Feeds what has been read behind the prompt. `on_end` is told the most tokens of the speech of all of the
+        text."""
+        self._feeder, self._on_end = feeder, on_end
         self._feed()
 
     async def run(self) -> None:
         self._task = asyncio.current_task()
-        while not self._is_complete:
-            await self._read()
-            self._feed()
+        try:
+            while not self._is_complete:
+                await self._read()
+                self._on_later_text(self._feed())
+        finally:
+            if isinstance(self._pieces, _Closable):
+                await self._pieces.aclose()
 
     def stop(self) -> None:
         """The speech has ended: the rest of the text is not awaited."""
@@ -49,7 +70,10 @@ class TextSource:
             self._task.cancel()
 
     async def _read(self) -> None:
-        piece = await anext(self._pieces, None)
+        try:
+            piece = await anext(self._pieces, None)
+        except TimeoutError as error:  # not that of the request's deadline
+            raise OmniError("the text did not come in time") from error
         if piece is None:
             self._text.finish()
             self._is_complete = True
@@ -58,10 +82,15 @@ class TextSource:
         else:
             await asyncio.to_thread(self._text.push, piece)
 
-    def _feed(self) -> None:
-        self._feeder.speak(self._text.take_ids())
+    def _feed(self) -> int:
+        """Returns the number of tokens."""
+        ids = self._text.take_ids()
+        self._feeder.speak(ids)
         if self._is_complete:
             self._feeder.finish(self._feeder.num_generated_rows)
+            if self._on_end is not None:
+                self._on_end(self._text.max_tokens)
+        return len(ids)
 
 
 async def in_one_piece(text: str) -> AsyncIterator[str]:

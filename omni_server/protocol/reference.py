@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.types import ChatMessage
+from omni_server.types import ChatMessage, ClonedVoice
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class ReferenceJob:
     """Seed of the decoder's noise, as passed to the family's edge class."""
     given_text: str | None
     """The text that was read word for word; None if the model generated it."""
+    clone: ClonedVoice | None
+    """The voice, for models that clone one. It has a vector only."""
     text_ids: tuple[int, ...]
     codes: tuple[int, ...]  # T
     max_text_tokens: int
@@ -51,7 +53,7 @@ class ReferenceAnswer:
     text: tuple[Difference, ...]
     """Empty for a given text."""
     given_ids: tuple[int, ...] | None
-    """Tokens of the given text."""
+    """Tokens of the given text; empty if they are part of the prompt."""
     codes: tuple[Difference, ...]
     """Indices are those of `ReferenceJob.codes`."""
     waveform: npt.NDArray[np.float32]

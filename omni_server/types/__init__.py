@@ -179,6 +179,8 @@ class SpeechOutput:
     default, `pieces` are spoken as they come, and a text that is given as the model's reference does it."""
     clone: ClonedVoice | None = None
     """For models that clone voices."""
+    must_end: bool = False
+    """Speech that reaches its limit of tokens is an `EndlessSpeechError`, instead of an incomplete answer."""
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,9 @@ def _request(case: Case, config: StageConfig, timeout_s: float) -> OmniRequest:
         for name, stage in config.stages.items()
         if isinstance(stage, ArStage)
     }
-    speech = None if case.voice is None else SpeechOutput(case.voice, NOISE_SEED, prompt.text)
+    speech = None
+    if case.voice is not None:
+        speech = SpeechOutput(case.voice, NOISE_SEED, prompt.text, clone=case.clone)
     return OmniRequest(
         f"verify-{uuid.uuid4().hex}", prompt.messages, speech, sampling, deadline_s=timeout_s, is_logged=False
     )

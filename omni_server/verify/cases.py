@@ -9,6 +9,7 @@ from omni_server.errors import ConfigError
 from omni_server.types import (
     AudioPart,
     ChatMessage,
+    ClonedVoice,
     ContentPart,
     ImagePart,
     ReadAloud,
@@ -22,6 +23,8 @@ MAX_TEXT_TOKENS = 48
 MAX_CODES = 144
 """Few enough for the shipped stage configs to decode them in one window, too; 2.9 s of Qwen2.5-Omni's
 speech."""
+MAX_FRAMES = 72
+"""Of a model that only reads aloud; 5.8 s of Qwen3-TTS's speech, which is slow to compare on a CPU."""
 MAX_CODES_LONG = 480
 """Enough for their longest window."""
 AUDIO_RATE_HZ = 16_000
@@ -65,6 +68,7 @@ class Case:
 
     prompt: Prompt
     voice: str | None
+    clone: ClonedVoice | None = None
 
     @property
     def name(self) -> str:
@@ -74,11 +78,13 @@ class Case:
 def all_prompts(
     task_messages: Callable[[Task], tuple[ChatMessage, ...]],
     *,
+    with_chats: bool = True,
     with_media: bool = True,
     with_tracks: bool = True,
 ) -> tuple[Prompt, ...]:
     """Returns one prompt of each kind; audio, images and video only if `with_media`, and videos with sound
-    only if `with_tracks` as well. `task_messages` is the family's.
+    only if `with_tracks` as well. Without chats, there are more texts to be read aloud. `task_messages` is the
+    family's.
 
     Videos are sampled at 2 fps, unless their length allows only another rate. At 2 fps, the positions of
     frames are whole numbers in every model, at other rates in some.
@@ -86,7 +92,16 @@ def all_prompts(
     sound, picture = rising_tone(1.5, 500), disc_on_tiles(168, 224)
     video = moving_disc(8, 112, 168, fps=2.0)
     heard = replace(moving_disc(8, 112, 168, fps=1.8), audio=rising_tone(4.2, 300))
-    aloud = ReadAloud("Good morning. The train to the coast leaves at a quarter past nine, on platform four.")
+
+    def aloud(name: str, text: str) -> Prompt:
+        max_codes = MAX_CODES if with_chats else MAX_FRAMES
+        return Prompt(name, task_messages(ReadAloud(text)), text, max_codes=max_codes)
+
+    short = "Good morning. The train to the coast leaves at a quarter past nine, on platform four."
+    read_aloud = aloud("read aloud", short)
+    if not with_chats:
+        marks = "McDonald's iPhone 12 is a cafe\u0301's, \u0939\u093f\u0928\u094d\u0926\u0940, \u4f60\u597d."
+        return read_aloud, aloud("names and marks", marks), aloud("paragraph", _PARAGRAPH)
     prompts = (
         Prompt("text", _ask("Hello, how are you today?")),
         Prompt(
@@ -124,7 +139,7 @@ def all_prompts(
             max_text_tokens=160,
             max_codes=MAX_CODES_LONG,
         ),
-        Prompt("read aloud", task_messages(aloud), text=aloud.text),
+        read_aloud,
     )
     return tuple(
         prompt
@@ -149,14 +164,20 @@ def chosen(prompts: Sequence[Prompt], wanted: str | None) -> tuple[Prompt, ...]:
     return tuple(known[name] for name in dict.fromkeys(names))
 
 
-def cases_of(prompts: Sequence[Prompt], voices: Sequence[str], *, in_text: bool = True) -> tuple[Case, ...]:
+def cases_of(
+    prompts: Sequence[Prompt],
+    voices: Sequence[str],
+    *,
+    in_text: bool = True,
+    clone: ClonedVoice | None = None,
+) -> tuple[Case, ...]:
     """Combines each prompt with each voice, and with text if the deployment writes and the prompt is not read
     aloud. Raises `ConfigError` if no case is left."""
     cases = []
     for prompt in prompts:
         if in_text and prompt.text is None:
             cases.append(Case(prompt, None))
-        cases += [Case(prompt, voice) for voice in voices]
+        cases += [Case(prompt, voice, clone) for voice in voices]
     if not cases:
         raise ConfigError("--cases names texts to be read aloud only, and this deployment does not speak")
     return tuple(cases)

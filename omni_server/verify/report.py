@@ -15,14 +15,15 @@ from omni_server.errors import ConfigError
 from omni_server.verify.compare import MIN_SNR_DB, NEAR_TIE, CaseResult, Precision, TokenMatch
 
 _LEGEND = """\
-- **text**, **codes**: how many of this server's tokens are those of transformers. Both are greedy.
-  transformers is led along this server's answer and says at each step which token it prefers: without a
+- **text**, **codes**: how many of this server's tokens are those of {reference}. Both are greedy.
+  {reference} is led along this server's answer and says at each step which token it prefers: without a
   difference its own answer is the same, and behind one the comparison goes on. So codes are those of one text.
-- **near**: transformers prefers another token, but the logits of the two are closer than {near:.2g} of the
+- **near**: {reference} prefers another token, but the logits of the two are closer than {near:.2g} of the
   step's largest logit, which rounding in {dtype} explains. Near ties do not fail a case.
-- **SNR**: the same codes, decoded from the same noise in one window, against transformers' waveform.{least}
-- **streamed**: what a caller hears, against transformers' waveform. Windows see less of what surrounds them;
-  this is for information and fails nothing.
+- **SNR**: the same codes, decoded from the same noise in one window, against the waveform of
+  {reference}.{least}
+- **streamed**: what a caller hears, against the same waveform. Windows see less of what surrounds
+  them; this is for information and fails nothing.
 - A dash stands for what does not exist or was not compared."""
 
 _FOLDERS = re.compile(r"(?<![\w./~])(?:~\w*)?/(?!/)(?:[^\s/\"'`|,;:]+/)*(?=[^\s/])")
@@ -39,6 +40,7 @@ class Report:
     """None if made for the model and this machine."""
     stage_config: StageConfig
     precision: Precision
+    reference: str
     reference_device: str
     results: tuple[CaseResult, ...]
     left_out: tuple[str, ...]
@@ -97,14 +99,14 @@ def verdict(report: Report) -> str:
         widest = max(tie.margin / tie.largest if tie.largest else 0.0 for tie in near_ties)
         beside = f"{tokens} tokens, {len(near_ties)} near ties of at most {widest:.2g} of the largest logit"
     if report.agrees:
-        return f"This server and transformers agree in all {num_cases} cases ({beside})."
+        return f"This server and {report.reference} agree in all {num_cases} cases ({beside})."
     different = [result.case.name for result in report.results if result.problems]
     failed = [result.case.name for result in report.results if result.failure is not None]
     sentences = []
     if different:
         names = "; ".join(different)
         sentences.append(
-            f"This server and transformers DIFFER in {len(different)} of {num_cases} cases: {names}."
+            f"This server and {report.reference} DIFFER in {len(different)} of {num_cases} cases: {names}."
         )
     if failed:
         sentences.append(f"NOT COMPARED are {len(failed)} of {num_cases} cases: {'; '.join(failed)}.")
@@ -119,7 +121,9 @@ def as_markdown(report: Report) -> str:
     if precision.decoder is not None:
         least = f" With {precision.decoder}, at least {MIN_SNR_DB[precision.decoder]:g} dB are expected."
     near = NEAR_TIE[precision.language_models]
-    legend = _LEGEND.format(near=near, dtype=precision.language_models, least=least)
+    legend = _LEGEND.format(
+        reference=report.reference, near=near, dtype=precision.language_models, least=least
+    )
     header, *rows = _rows(report)
     lines = [
         f"# omni-server verify: {report.model}",
@@ -131,7 +135,7 @@ def as_markdown(report: Report) -> str:
         *(f"| {name} | {value} |" for name, value in report.facts),
         f"| stage config | {report.stage_config_name or 'made for this model and machine'}, below |",
         f"| precision here | {precision.language_models}, decoder {precision.decoder or 'not compared'} |",
-        f"| transformers | {precision.language_models}, decoder float32, on {report.reference_device} |",
+        f"| {report.reference} | {precision.language_models}, decoder float32, on {report.reference_device} |",
         "",
         "## Cases",
         "",

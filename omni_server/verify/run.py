@@ -7,11 +7,18 @@ from functools import partial
 from pathlib import Path
 
 from omni_server.check.default_config import resolve_deployment
+from omni_server.check.machine import version_of
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
-from omni_server.family import FamilyModel, ModelFamily, load_family, open_model
+from omni_server.family import (
+    FamilyModel,
+    ModelFamily,
+    ReferenceImplementation,
+    load_family,
+    open_model,
+)
 from omni_server.protocol.reference import ReferenceAnswer, ReferenceJob
 from omni_server.types import SAMPLE_RATE_HZ
 from omni_server.verify.answers import NOISE_SEED, Answer, answer_all, repetition_penalties
@@ -38,7 +45,7 @@ class VerifyOptions:
 
 
 def verify(options: VerifyOptions, on_progress: Progress) -> Report:
-    """Asks this server's engines, stops them, and asks transformers.
+    """Asks this server's engines, stops them, and asks the reference.
 
     Raises `ConfigError` if the engines cannot start or there are no cases.
     """
@@ -59,19 +66,27 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
             f"{SAMPLE_RATE_HZ} Hz is compared"
         )
     cases = cases_of(
-        chosen(_prompts(model), options.cases),
+        chosen(_prompts(model, config), options.cases),
         model.voices if "audio" in config.outputs else (),
         in_text="text" in config.outputs,
+        clone=model.warm_up_speech.clone,
     )
     precision = _precision(config, model)
     answers = answer_all(
         cases, folder, config, family, model.codec, timeout_s=options.timeout_s, on_progress=on_progress
     )
     device = "cpu" if config.platform == "cpu" else f"cuda:{config.stages[config.entry].devices[0]}"
-    on_progress(f"loading the checkpoint with transformers ({precision.language_models}, {device})")
-    load = partial(ReferenceProcess, reference, folder, device=device, dtype=precision.language_models)
+    on_progress(f"loading the checkpoint with {reference.package} ({precision.language_models}, {device})")
+    load = partial(
+        ReferenceProcess, reference.factory, folder, device=device, dtype=precision.language_models
+    )
     references = _references(
-        cases, answers, load, config, timeout_s=options.timeout_s, on_progress=on_progress
+        cases,
+        answers,
+        load,
+        config,
+        timeout_s=options.timeout_s,
+        on_progress=lambda line: on_progress(f"{reference.package}, {line}"),
     )
     results = tuple(
         compare(case, answer, reference, precision)
@@ -80,10 +95,11 @@ def verify(options: VerifyOptions, on_progress: Progress) -> Report:
     name = folder.resolve().name if Path(options.model).expanduser().is_dir() else options.model
     return Report(
         model=name,
-        facts=facts(folder, name, on_gpu=config.platform == "cuda"),
+        facts=facts(folder, name, reference.package, on_gpu=config.platform == "cuda"),
         stage_config_name=Path(options.stage_config).name if options.stage_config is not None else None,
         stage_config=config,
         precision=precision,
+        reference=reference.package,
         reference_device=device,
         results=results,
         left_out=_left_out(config, model, results),
@@ -107,7 +123,7 @@ def _references(
     references: list[ReferenceAnswer | str] = []
     with contextlib.closing(process):
         for number, (case, answer) in enumerate(zip(cases, answers, strict=True), 1):
-            on_progress(f"transformers, {number} of {len(cases)}: {case.name}")
+            on_progress(f"{number} of {len(cases)}: {case.name}")
             if isinstance(answer, str):
                 references.append("there is nothing to compare with")
                 continue
@@ -116,6 +132,7 @@ def _references(
                 voice=case.voice,
                 noise_seed=NOISE_SEED,
                 given_text=case.prompt.text,
+                clone=case.clone,
                 text_ids=answer.text_ids,
                 codes=answer.codes,
                 max_text_tokens=case.prompt.max_text_tokens,
@@ -129,25 +146,31 @@ def _references(
     return references
 
 
-def _reference_of(family: ModelFamily, config: StageConfig) -> str:
-    """Raises `ConfigError` if the family has none, or if answers are neither text nor audio."""
-    if family.reference is None:
+def _reference_of(family: ModelFamily, config: StageConfig) -> ReferenceImplementation:
+    """Raises `ConfigError` if there is none, or if answers are neither text nor audio."""
+    reference = family.reference
+    if reference is None:
         raise ConfigError(
             f"model_family '{config.model_family}' cannot be verified: it has no reference implementation"
         )
     if not config.outputs & {"text", "audio"}:
         raise ConfigError("the deployment cannot be verified: it answers neither with text nor with audio")
-    return family.reference
+    if version_of(reference.package) is None:
+        raise ConfigError(
+            f"model_family '{config.model_family}' is compared with {reference.package}, which is not installed: "
+            f"install it with 'pip install {reference.package}'"
+        )
+    return reference
 
 
 def _precision(config: StageConfig, model: FamilyModel) -> Precision:
-    """Raises `ConfigError` if autoregressive stages have different dtypes, which transformers cannot do."""
+    """Raises `ConfigError` if autoregressive stages have different dtypes, which no reference can do."""
     auto = model.dtype_name()
     stages = {name: stage for name, stage in config.stages.items() if isinstance(stage, ArStage)}
     types = {auto if stage.dtype == "auto" else stage.dtype for stage in stages.values()}
     if len(types) > 1:
         raise ConfigError(
-            f"{' and '.join(stages)} compute in {' and '.join(sorted(types))}; transformers has one for all: "
+            f"{' and '.join(stages)} compute in {' and '.join(sorted(types))}; the reference has one for all: "
             "set one dtype in the stage config"
         )
     decoders = [stage for stage in config.stages.values() if isinstance(stage, DiffusionStage)]
@@ -157,9 +180,10 @@ def _precision(config: StageConfig, model: FamilyModel) -> Precision:
     return Precision(types.pop() if types else auto, decoder)
 
 
-def _prompts(model: FamilyModel) -> tuple[Prompt, ...]:
+def _prompts(model: FamilyModel, config: StageConfig) -> tuple[Prompt, ...]:
     return all_prompts(
         model.task_messages,
+        with_chats=not config.reads_text,
         with_media=model.placeholder_ids is not None,
         with_tracks=model.hears_videos,
     )
@@ -169,7 +193,7 @@ def _left_out(config: StageConfig, model: FamilyModel, results: Sequence[CaseRes
     """What no case compared, each with its reason."""
     lines = ["sampling: all answers are greedy; several requests at once: each was alone"]
     asked = {result.case.prompt.name for result in results}
-    unasked = [prompt.name for prompt in _prompts(model) if prompt.name not in asked]
+    unasked = [prompt.name for prompt in _prompts(model, config) if prompt.name not in asked]
     if unasked:
         lines.append(f"prompts that --cases left out or that need speech: {', '.join(unasked)}")
     lines += [

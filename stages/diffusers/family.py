@@ -17,6 +17,7 @@ from omni_server.family import (
     FamilyModel,
     HfOverrides,
     NeededFile,
+    ReferenceImplementation,
     StageFootprint,
 )
 from omni_server.protocol.images import PIXELS_PER_TOKEN, ImageJob, Pixels, encode_job, num_image_tokens
@@ -87,7 +88,7 @@ class DiffusersFamily:
         }
     )
     architectures = ("DiffusionPipeline",)
-    reference: str | None = None
+    reference: ReferenceImplementation | None = None
     engine_modules: tuple[str, ...] = ("stages.diffusers.pipeline_worker", "stages.runtime.step_scheduler")
     default_configs: DefaultConfigs | None = DefaultConfigs(gpu="diffusers", demo="diffusers.demo-cpu")
 

@@ -15,6 +15,7 @@ from omni_server.family import (
     NeededFile,
     PlaceholderIds,
     Prompt,
+    ReferenceImplementation,
     StageFootprint,
 )
 from omni_server.types import ChatMessage, FunctionTool, Output, Task, TextPart, Transcribe
@@ -67,7 +68,9 @@ class Qwen25OmniFamily(DeclaresModels):
     pipeline = PIPELINE
 
     architectures = ("Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration")
-    reference: str | None = "stages.qwen2_5_omni.reference:Qwen25OmniReference"
+    reference: ReferenceImplementation | None = ReferenceImplementation(
+        "stages.qwen2_5_omni.reference:Qwen25OmniReference"
+    )
     models: ClassVar[Mapping[str, str]] = {
         "thinker": "stages.qwen2_5_omni.thinker:Qwen2_5OmniThinker",
         "talker": "stages.qwen2_5_omni.talker:Qwen2_5OmniTalker",

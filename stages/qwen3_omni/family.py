@@ -13,6 +13,7 @@ from omni_server.family import (
     EmbeddingsPrompt,
     NeededFile,
     PlaceholderIds,
+    ReferenceImplementation,
     StageFootprint,
 )
 from omni_server.types import Output
@@ -52,7 +53,9 @@ class Qwen3OmniFamily(DeclaresModels):
     pipeline = PIPELINE
 
     architectures = ("Qwen3OmniMoeForConditionalGeneration",)
-    reference: str | None = "stages.qwen3_omni.reference:Qwen3OmniReference"
+    reference: ReferenceImplementation | None = ReferenceImplementation(
+        "stages.qwen3_omni.reference:Qwen3OmniReference"
+    )
     models: ClassVar[Mapping[str, str]] = {
         "thinker": "stages.qwen3_omni.thinker:Qwen3OmniThinker",
         "talker": "stages.qwen3_omni.talker:Qwen3OmniTalker",

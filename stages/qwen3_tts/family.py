@@ -16,6 +16,7 @@ from omni_server.family import (
     DiffusionPrompt,
     FamilyModel,
     NeededFile,
+    ReferenceImplementation,
     SpeechText,
     StageFootprint,
 )
@@ -63,7 +64,9 @@ class Qwen3TTSFamily(DeclaresModels):
     pipeline = PIPELINE
 
     architectures = ("Qwen3TTSForConditionalGeneration",)
-    reference: str | None = None
+    reference: ReferenceImplementation | None = ReferenceImplementation(
+        "stages.qwen3_tts.reference:Qwen3TTSReference", package="qwen-tts-hf"
+    )
     models: ClassVar[Mapping[str, str]] = {
         "talker": "stages.qwen3_tts.talker:Qwen3TTSTalker",
         "code2wav": "stages.qwen3_tts.code2wav:Qwen3TTSCode2Wav",

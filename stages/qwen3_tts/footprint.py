@@ -45,13 +45,16 @@ def _footprint(model_dir: Path, whole: Qwen3TTSConfig, config: StageConfig, stag
     match stage:
         case Code2WavStage():
             decoder = code2wav_config(Qwen3TTSTokenizerConfig.from_pretrained(model_dir / CODEC_FOLDER))
-            # Only the weights of the checkpoint's own folder are compared with their files.
-            return code2wav_footprint(
-                Qwen3TTSNetwork(decoder), decoder, stage.compute_dtype(config.platform), tensors={}
-            )
+            network = Qwen3TTSNetwork(decoder)
+            tensors = {
+                f"{CODEC_FOLDER}/decoder.{name}": tuple(weight.shape)
+                for name, weight in network.named_parameters()
+                if not name.startswith("code_embedding.")  # made of several weights
+            }
+            return code2wav_footprint(network, decoder, stage.compute_dtype(config.platform), tensors)
         case VoiceEncoderStage():
-            network = VoiceEncoderNetwork(voice_encoder_config(whole), model_dir)
-            return _voice_encoder(network, stage.compute_dtype(config.platform))
+            encoder = VoiceEncoderNetwork(voice_encoder_config(whole), model_dir)
+            return _voice_encoder(encoder, stage.compute_dtype(config.platform))
         case _:
             return _talker(talker_config(whole), dtype_name(whole), stage)
 

@@ -13,10 +13,6 @@ from omni_server.family import SpeechPrompt
 from stages.qwen3_tts.checkpoint_config import CheckpointConfig
 from stages.qwen_codec.codec_layout import NUM_CODEBOOKS
 
-_SPARE_FRAMES, _MAX_FRAMES_PER_TOKEN = 50, 25
-"""Limits speech that misses its end, as about one of 200 to 300 does (Qwen3-TTS#118, sglang-omni#1179). A token of
-text takes three to four frames on average."""
-
 NONE, VECTOR, FRAME = -1, -2, -3
 """In `PromptRows.codec`: nothing, the vector of the voice, the next frame of the reference recording. `NONE`
 also in `PromptRows.text`."""
@@ -103,7 +99,6 @@ def speech_prompt(
         rows=msgspec.msgpack.encode(PromptRows(text_ids, codec_ids, voice.vector, voice.frames)),
         text_ids=tuple(following),
         tail_ids=tail,
-        max_tokens=_SPARE_FRAMES + _MAX_FRAMES_PER_TOKEN * len(text) if is_complete else None,
     )
 
 

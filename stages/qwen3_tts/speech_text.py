@@ -6,6 +6,9 @@ from stages.qwen3_tts.layout import Speaking, speech_prompt
 from stages.qwen3_tts.tokens import TextStream, TextTokenizer
 
 _ROLE = "<|im_start|>assistant\n"
+_SPARE_FRAMES, _MAX_FRAMES_PER_TOKEN = 50, 25
+"""Limits speech that misses its end, as about one of 200 to 300 does (Qwen3-TTS#118, sglang-omni#1179). A token of
+text takes three to four frames on average."""
 
 
 class Qwen3TTSText:
@@ -21,6 +24,7 @@ class Qwen3TTSText:
         self._speaking = speaking
         self._stream = TextStream(tokenizer)
         self._ids: tuple[int, ...] = ()
+        self._num_taken = 0
         self._is_complete = False
 
     def push(self, text: str) -> None:
@@ -29,6 +33,10 @@ class Qwen3TTSText:
     def finish(self) -> None:
         self._ids += self._stream.finish()
         self._is_complete = True
+
+    @property
+    def max_tokens(self) -> int:
+        return _SPARE_FRAMES + _MAX_FRAMES_PER_TOKEN * (self._num_taken + len(self._ids))
 
     def prompt(self) -> SpeechPrompt | None:
         is_enough = self._is_complete or self._speaking.has_enough(len(self._ids))
@@ -40,4 +48,5 @@ class Qwen3TTSText:
 
     def take_ids(self) -> tuple[int, ...]:
         taken, self._ids = self._ids, ()
+        self._num_taken += len(taken)
         return taken

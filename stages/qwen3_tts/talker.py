@@ -44,9 +44,15 @@ class Qwen3TTSTalker(FrameTalker):
         model = Qwen3Model(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         super().__init__(model, text_rows, predictor_config(config), vllm_config, prefix)
         self._table: torch.Tensor
+        self._codec_table: torch.Tensor
+        """Of the first codes, `[vocab_size, hidden_size]` in host memory: reading rows from the device would wait for
+        the step that runs there."""
 
+    @torch.no_grad()
     def row_table(self) -> torch.Tensor:
         self._table = super().row_table()
+        device = self.model.embed_tokens.weight.device
+        self._codec_table = self.embed_input_ids(torch.arange(self.config.vocab_size, device=device)).cpu()
         return self._table
 
     @torch.no_grad()
@@ -65,7 +71,7 @@ class Qwen3TTSTalker(FrameTalker):
         text, codec = torch.tensor(prompt.text), torch.tensor(prompt.codec)
         rows = table.new_zeros(len(text), width)
         rows[text >= 0] = table[text[text >= 0]]
-        rows[codec >= 0] += self._embedded(codec[codec >= 0])
+        rows[codec >= 0] += self._codec_table[codec[codec >= 0]]
         is_vector, is_frame = codec == VECTOR, codec == FRAME
         if is_vector.any():
             rows[is_vector] += _values(prompt.vector, torch.float32, (1, width)).to(rows.dtype)
@@ -74,15 +80,12 @@ class Qwen3TTSTalker(FrameTalker):
             rows[is_frame] += self._summed(frames.long()).to(rows.dtype)
         return rows
 
-    def _embedded(self, codes: torch.Tensor) -> torch.Tensor:
-        return self.embed_input_ids(codes.to(self.model.embed_tokens.weight.device)).cpu()
-
     def _summed(self, frames: torch.Tensor) -> torch.Tensor:
         """The sums of the embeddings of all codes of each frame: float32 `[num_frames, hidden_size]`."""
         tables = self.code_predictor.codec_embedding
         _check_ids("code", (int(frames.min()), int(frames.max())), 0, tables.shape[1])
         predicted = self.embed_predicted(frames[:, 1:].to(tables.device))
-        return self._embedded(frames[:, 0]).float() + predicted.cpu()
+        return self._codec_table[frames[:, 0]].float() + predicted.cpu()
 
 
 def _check_ids(kind: str, ids: Sequence[int], first: int, end: int) -> None:

@@ -53,8 +53,8 @@ two cores takes 5 to 9 ms for each. If the first of four simultaneous prompts is
 decoded apart from then on, for 10 % more CPU time."""
 
 MAX_HOLD_S = 0.2
-"""How long a request whose text does not go on is kept running while others wait. It is then preempted, and
-recomputed once there is more text."""
+"""How long a request whose text does not go on keeps its seat and its KV blocks if others need them. It is then
+preempted, and recomputed once there is more text."""
 
 COMPILE_NICENESS = 10
 """Gives a tenth of the engine's share of a contended core. With much less, a thread that holds the
@@ -128,7 +128,6 @@ class StageScheduler(BatchingScheduler):
         for request_id in self.finished_req_ids:
             self._findings.pop(request_id, None)
             self._senders.pop(request_id, None)
-            self._held_since.pop(request_id, None)
             self._token_blocks.pop(request_id, None)
             self._grammars.pop(request_id, None)
             self._feeds.forget(request_id)
@@ -157,18 +156,12 @@ class StageScheduler(BatchingScheduler):
         self._is_output_full = bool(
             self._senders and self._output_queue is not None and self._output_queue.num_free() == 0
         )
-        now = time.monotonic()
-        for request in self.running:
-            if self._may_run(request):
-                self._held_since.pop(request.request_id, None)
-                continue
-            if self._reads_text:
-                self._held_since.setdefault(request.request_id, now)
+        for request in self._held():
             # super().schedule() first adds 1 to current_step and then skips requests whose eligible step
             # is in the future: + 2 skips exactly this call.
             eligible = self.current_step + 2
             request.next_decode_eligible_step = max(request.next_decode_eligible_step, eligible)
-        self._preempt_held(now)
+        self._preempt_held()
         # vLLM advances `num_computed_tokens` when it schedules a request.
         requests = self.requests if self._senders else {}
         sending = {name for name, request in requests.items() if self._sends_rows(request)}
@@ -182,15 +175,34 @@ class StageScheduler(BatchingScheduler):
             attach_step(output, StageStep(slot, self._feeds.take_pending()))
         return output
 
-    def _preempt_held(self, now: float) -> None:
-        """Preempts requests whose text has not gone on for `MAX_HOLD_S`, while others that may run wait."""
-        if not self._held_since or len(self.running) < self.max_num_running_reqs:
-            return
-        held = [r for r in self.running if now - self._held_since.get(r.request_id, now) >= MAX_HOLD_S]
-        num_ready = sum(map(self._may_run, self.waiting)) if held else 0
-        for request in held[:num_ready]:
+    def _held(self) -> list[Request]:
+        """The running requests that wait."""
+        held = [request for request in self.running if not self._may_run(request)]
+        if self._reads_text:
+            now = time.monotonic()
+            self._held_since = {r.request_id: self._held_since.get(r.request_id, now) for r in held}
+        return held
+
+    def _preempt_held(self) -> None:
+        """Preempts requests whose text has not gone on for `MAX_HOLD_S`, as far as others need their places."""
+        now = time.monotonic()
+        ready: list[Request] | None = None
+        for request in [
+            r for r in self.running if now - self._held_since.get(r.request_id, now) >= MAX_HOLD_S
+        ]:
+            if ready is None:
+                ready = list(filter(self._may_run, self.waiting))
+            if self._has_room_for(ready):
+                return
             self.running.remove(request)
             self._preempt_request(request, now)
+
+    def _has_room_for(self, ready: list[Request]) -> bool:
+        """Whether these requests can run beside those that are running, each of which may need another block."""
+        num_blocks = len(self.running) - len(self._held_since)
+        num_blocks += sum(-(-request.num_tokens // self.block_size) for request in ready)
+        has_blocks = num_blocks <= self.kv_cache_manager.block_pool.get_num_free_blocks()
+        return has_blocks and len(self.running) + len(ready) <= self.max_num_running_reqs
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         self._held_since.pop(request.request_id, None)
@@ -240,6 +252,8 @@ class StageScheduler(BatchingScheduler):
             scheduler_output, model_runner_output
         )
         self._forget_ended()
+        if self._reads_text:
+            self._held()  # the engine may make no other step before another request needs their places
         if grammars:
             _explain_refusals(outputs, grammars)
         for client, output in ended:

@@ -1,17 +1,19 @@
 """Texts read aloud: heard at once, and downloaded as they were asked for."""
 
 import io
+from dataclasses import replace
 
+import httpx2
 import numpy as np
 import pytest
 import soundfile
 
 from omni_server.api.config import ApiConfig
 from omni_server.errors import OverloadedError
-from omni_server.types import AudioDelta, ReadAloud
-from tests.browser.browser import DOWNLOADS, Browser, WebPage
+from omni_server.types import AudioDelta, ClonedVoice, ReadAloud
+from tests.browser.browser import DOWNLOADS, MEDIA, Browser, WebPage
 from tests.browser.scripted_server import ScriptedServer
-from tests.unit.api.fake_generator import SAMPLES, Hang
+from tests.unit.api.fake_generator import CLONING_MODEL, SAMPLES, Hang
 
 
 @pytest.fixture
@@ -130,3 +132,90 @@ def test_refusal_is_told_and_a_missing_key_asked_for(page: WebPage, server: Scri
     page.find("#key").send_keys("right\n")
     wait_read(page)
     assert page.num_samples() == len(SAMPLES)
+
+
+# -- voices of the user's own
+
+
+@pytest.fixture
+def cloning_page(browser: Browser, server: ScriptedServer) -> WebPage:
+    """Of a model that speaks with the voices of recordings, and has got one."""
+    server.generator.model_info = CLONING_MODEL
+    recording = {"audio_sample": (MEDIA / "speech_hello.wav").read_bytes()}
+    httpx2.post(f"{server.url}v1/audio/voices", data={"name": "Ada", "consent": "Ada"}, files=recording)
+    page = browser.open(f"{server.url}#read-aloud")
+    page.wait_ready()
+    page.click("#own-voices summary")
+    return page
+
+
+def add_voice(page: WebPage, name: str) -> None:
+    page.find("#voice-name").send_keys(name)
+    page.find("#voice-consent").send_keys("Bob himself, today")
+    page.click("#voice-add")
+
+
+def test_voice_that_was_recorded_reads_the_next_text(cloning_page: WebPage, server: ScriptedServer) -> None:
+    page = cloning_page
+    page.click("#voice-record")
+    page.wait("document.querySelector('#voice-record').textContent === 'Stop recording, 0:01'")
+    page.click("#voice-record")
+    page.wait("document.querySelector('#voice-recording').textContent === 'Recording.wav'")
+    page.find("#voice-words").send_keys("Hello there")
+    add_voice(page, "Bob")
+    page.wait("document.querySelectorAll('#own-voice-list li').length === 2")
+    assert page.voices() == ["Ada", "Bob"]
+    recording = server.generator.recordings[-1]
+    assert recording.sample_rate_hz == 24_000
+    assert len(recording.samples) > 12_000
+    assert np.abs(recording.samples).max() > 0.01
+
+    page.wait_ready()
+    read(page)
+    wait_read(page)
+    assert page.texts("#read-problem") == []
+    speech = server.generator.last_request.speech
+    assert speech is not None
+    assert speech.clone == ClonedVoice(recording.samples[:4].tobytes(), bytes(32), "Hello there")
+    assert not page.find("#voice-add").is_enabled()
+
+
+def test_refused_voice_keeps_what_was_entered(cloning_page: WebPage) -> None:
+    page = cloning_page
+    page.find("#voice-file").send_keys(str(MEDIA / "speech_hello.wav"))
+    add_voice(page, "Ada")
+    page.wait("!document.querySelector('#voice-problem').hidden")
+    assert page.texts("#voice-problem") == ["There is a voice 'Ada' already: delete it first."]
+    page.find("#voice-name").send_keys(" II")
+    page.click("#voice-add")
+    page.wait("document.querySelectorAll('#own-voice-list li').length === 2")
+    assert page.voices() == ["Ada", "Ada II"]
+    assert page.js("document.querySelector('#read-voice').value") == "Ada II"
+    assert page.texts("#voice-problem") == []
+
+
+def test_voice_is_chosen_from_the_list_and_deleted_once_that_is_confirmed(cloning_page: WebPage) -> None:
+    page = cloning_page
+    page.click("#own-voice-list .open")
+    assert page.js("document.querySelector('#read-voice').value") == "Ada"
+    page.click("#own-voice-list .forget")
+    page.browser.driver.switch_to.alert.dismiss()
+    assert page.texts("#own-voice-list .title") == ["Ada"]
+    page.click("#own-voice-list .forget")
+    page.browser.driver.switch_to.alert.accept()
+    page.wait("document.querySelectorAll('#own-voice-list li').length === 0")
+    assert page.voices() == []
+    assert page.js("document.querySelector('[role=tab][aria-selected=true]').textContent") == "Read aloud"
+
+
+def test_only_models_that_clone_voices_are_offered_recordings_and_described_ones_a_description(
+    browser: Browser, server: ScriptedServer, page: WebPage
+) -> None:
+    assert page.texts("#own-voices") == []
+    assert page.texts("#read-instructions-label") == ["Instructions"]
+
+    server.generator.model_info = replace(CLONING_MODEL, outputs=frozenset({"audio"}))
+    page = browser.open(f"{server.url}#read-aloud")
+    page.wait_ready()
+    assert page.texts("#own-voices") == []
+    assert page.texts("#read-instructions-label") == ["Description of the voice"]

@@ -62,9 +62,10 @@ def map_case(context: schemathesis.HookContext, case: schemathesis.Case) -> sche
         body = case.body
         _name_what_is_there(body)
         if is_right:
-            file = body.get("file")
-            if isinstance(file, bytes | str) and len(file) % 2 == 0:
-                body["file"] = SOUND
+            for field in ("file", "audio_sample"):
+                file = body.get(field)
+                if isinstance(file, bytes | str) and len(file) % 2 == 0:
+                    body[field] = SOUND
             images = body.get("image")
             if isinstance(images, list) and len(images) % 2 == 1:
                 body["image"] = [PICTURE] * len(images)
@@ -83,6 +84,8 @@ def _name_what_is_there(body: dict[str, Any]) -> None:
         body["model"] = MODEL
     if isinstance(voice, str) and len(voice) % 4 != 3:
         body["voice"] = "alloy"
+    if "audio_sample" in body and isinstance(body.get("name"), str):
+        body["name"] = "alloy"
 
 
 def _keep_rules(body: dict[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Checkpoints, and a server with full disks, which several files share.
 
 What survives a fault does not depend on the family. Most of these tests run with Qwen3-Omni, which has more that
-can fail; the starts and ends of servers, with Qwen2.5-Omni.
+can fail; the starts and ends of servers, with Qwen2.5-Omni. Qwen3-TTS, whose first stage speaks, runs those about
+its own stages.
 """
 
 import tempfile
@@ -13,8 +14,8 @@ import pytest
 from tests.checkpoints.write import make_demo_checkpoint
 from tests.faults.full_disk import make_room, with_full_disks
 from tests.faults.orders import FOLDER_VARIABLE
-from tests.faults.supervised_server import SupervisedServer, write_config
-from tests.omni_families import QWEN3_OMNI
+from tests.faults.supervised_server import REQUEST_TIMEOUT_S, SupervisedServer, write_config
+from tests.omni_families import QWEN3_OMNI, QWEN3_TTS, OmniFamily
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +29,23 @@ def qwen3_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def qwen3_tts_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_demo_checkpoint(tmp_path_factory.mktemp("tts") / "checkpoint", family="qwen3_tts")
+
+
+@pytest.fixture(scope="session")
+def checkpoints(qwen3_checkpoint: Path, qwen3_tts_checkpoint: Path) -> dict[OmniFamily, Path]:
+    return {QWEN3_OMNI: qwen3_checkpoint, QWEN3_TTS: qwen3_tts_checkpoint}
+
+
+@pytest.fixture(scope="module")
+def family(request: pytest.FixtureRequest) -> OmniFamily:
+    """Of the server, as `tests.omni_families.for_families` names it."""
+    family: OmniFamily = request.param
+    return family
+
+
+@pytest.fixture(scope="session")
 def orders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder in which stages look for orders to fail."""
     folder = tmp_path_factory.mktemp("orders")
@@ -36,12 +54,25 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.hookimpl(trylast=True)  # after pytest's own
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with the server of one family follow each other: it starts once for a file."""
+    here = Path(__file__).parent
+    own = [item for item in items if isinstance(item, pytest.Function) and here in item.path.parents]
+    files = list(dict.fromkeys(item.path for item in own))
+
+    def place(item: pytest.Function) -> tuple[int, str]:
+        family = item.callspec.params.get("family") if hasattr(item, "callspec") else None
+        return files.index(item.path), family.name if isinstance(family, OmniFamily) else ""
+
+    ordered = iter(sorted(own, key=place))
+    items[:] = [next(ordered) if item in own else item for item in items]
+
+
 UNWRITABLE = "/proc/sys/nothing"
 """Not even root can make it."""
 UNWRITABLE_CACHES = ("TRITON_CACHE_DIR", "VLLM_CONFIG_ROOT")
 FULL_CACHES = ("HF_HOME", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT")
-REQUEST_TIMEOUT_S = 30
-"""Twice as long as is waited for what a client has left to be released: the deadline must not do it."""
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,4 @@
-"""Qwen3-Omni, spoiling the data of one request while a file says so. Named by the stage configs of these tests
-alone.
+"""Families that spoil the data of one request while a file says so. Named by the stage configs of these tests alone.
 
 The victim is known by its length, and by its voice where there are codec tokens only. What is spoiled in the
 server's own process is here, the models that do it in the engines are in `corrupting_models`.
@@ -11,24 +10,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from vllm.v1.engine import EngineCoreOutput
 
 from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.pipeline import Pipeline
 from omni_server.engine.async_engine import StageOutputProcessor
-from omni_server.family import CodecLayout, DecoderWindow, Frame, HfOverrides
+from omni_server.family import CodecLayout, DecoderWindow, Frame, HfOverrides, SpeechPrompt
 from omni_server.orchestrator.row_feeder import TextRowFeeder
 from omni_server.protocol.rows import RowsFeed, RowsPayload, TextSegment
-from stages.qwen3_omni import FAMILY
+from stages import qwen3_omni as omni
+from stages import qwen3_tts as tts
 from stages.qwen3_omni.family import Qwen3OmniFamily, Qwen3OmniModel
+from stages.qwen3_tts.family import Qwen3TTSFamily, Qwen3TTSModel
+from stages.qwen3_tts.layout import PromptRows
+from stages.qwen3_tts.speech_text import Qwen3TTSText
 from stages.qwen_codec.talker_to_code2wav import TalkerToCode2Wav
 from tests.faults.orders import FOLDER_VARIABLE
 from tests.faults.replaced_models import override_with, register_models
 
 MODELS = "tests.faults.corrupting_models"
-CLASSES = {"thinker": "CorruptingThinker", "talker": "CorruptingTalker", "code2wav": "CorruptingCode2Wav"}
+OMNI = {"thinker": "CorruptingThinker", "talker": "CorruptingTalker", "code2wav": "CorruptingCode2Wav"}
+TTS = {"talker": "CorruptingTTSTalker", "code2wav": "CorruptingTTSCode2Wav"}
 VICTIM_LENGTH = 300
 """The victim's prompt is longer; prompt and reply of all others are shorter, in both language models."""
-VICTIM_VOICE = "Ethan"
+VICTIM_VOICES = ("Ethan", "Ryan")
 VICTIM_STREAM = "victim"
 """How the names of its streams begin in code2wav, which is told no voice."""
 
@@ -47,15 +53,14 @@ def ordered(place: str) -> str | None:
         return None
 
 
+def with_spoiled_windows(pipeline: Pipeline) -> Pipeline:
+    *others, last = pipeline.edges
+    return replace(pipeline, edges=(*others, replace(last, function=f"{__name__}:SpoiledWindows")))
+
+
 class CorruptingQwen3(Qwen3OmniFamily):
-    pipeline = replace(
-        FAMILY.pipeline,
-        edges=(
-            FAMILY.pipeline.edges[0],
-            replace(FAMILY.pipeline.edges[1], function=f"{__name__}:SpoiledWindows"),
-        ),
-    )
-    engine_modules = (*FAMILY.engine_modules, MODELS)
+    pipeline = with_spoiled_windows(omni.FAMILY.pipeline)
+    engine_modules = (*Qwen3OmniFamily.engine_modules, MODELS)
 
     def open(self, model_dir: Path) -> Qwen3OmniModel:
         """In the server's process only."""
@@ -65,7 +70,25 @@ class CorruptingQwen3(Qwen3OmniFamily):
         return super().open(model_dir)
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
-        return override_with(FAMILY, model_stage, CLASSES)
+        return override_with(omni.FAMILY, model_stage, OMNI)
+
+    def register(self) -> None:
+        super().register()
+        register_corrupting_models()
+
+
+class CorruptingTTS(Qwen3TTSFamily):
+    pipeline = with_spoiled_windows(tts.FAMILY.pipeline)
+    engine_modules = (*Qwen3TTSFamily.engine_modules, MODELS)
+
+    def open(self, model_dir: Path) -> Qwen3TTSModel:
+        """In the server's process only."""
+        Qwen3TTSText.prompt = spoiled_prompt  # type: ignore[method-assign, assignment]
+        StageOutputProcessor.process_outputs = spoiled_outputs  # type: ignore[method-assign, assignment]
+        return super().open(model_dir)
+
+    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
+        return override_with(tts.FAMILY, model_stage, TTS)
 
     def register(self) -> None:
         super().register()
@@ -73,7 +96,32 @@ class CorruptingQwen3(Qwen3OmniFamily):
 
 
 def register_corrupting_models() -> None:
-    register_models(MODELS, CLASSES)
+    register_models(MODELS, OMNI)
+    register_models(MODELS, TTS)
+
+
+# -- the layout of a prompt on its way to the talker that reads it
+
+
+_prompt = Qwen3TTSText.prompt
+
+
+def spoiled_prompt(text: Qwen3TTSText) -> SpeechPrompt | None:
+    """The victim's."""
+    prompt, what = _prompt(text), ordered("prompt")
+    if prompt is None or what is None or len(prompt.token_ids) < VICTIM_LENGTH:
+        return prompt
+    rows = msgspec.msgpack.decode(prompt.rows, type=PromptRows)
+    match what:
+        case "cut":
+            return replace(prompt, rows=prompt.rows[:-1])
+        case "a row lost":
+            rows = PromptRows(rows.text[:-1], rows.codec[:-1])
+        case "unknown id":
+            rows = PromptRows((10**6, *rows.text[1:]), rows.codec)
+        case _:
+            raise AssertionError(what)
+    return replace(prompt, rows=msgspec.msgpack.encode(rows))
 
 
 # -- rows on their way from the thinker to the talker
@@ -142,7 +190,7 @@ class SpoiledWindows(TalkerToCode2Wav):
         self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int, past: Sequence[Frame] = ()
     ) -> None:
         super().__init__(plan, layout, voice=voice, noise_seed=noise_seed, past=past)
-        self._is_victim = voice == VICTIM_VOICE
+        self._is_victim = voice in VICTIM_VOICES
         self._sent: list[DecoderWindow] = []
         if self._is_victim:
             self._stream = f"{VICTIM_STREAM} {self._stream}"
@@ -172,3 +220,4 @@ class SpoiledWindows(TalkerToCode2Wav):
 
 
 qwen3_omni = CorruptingQwen3()
+qwen3_tts = CorruptingTTS()

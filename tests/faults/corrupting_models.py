@@ -9,7 +9,11 @@ from vllm.forward_context import get_forward_context
 from stages.qwen3_omni.code2wav import Qwen3OmniCode2Wav
 from stages.qwen3_omni.talker import Qwen3OmniTalker
 from stages.qwen3_omni.thinker import Qwen3OmniThinker
+from stages.qwen3_tts.code2wav import Qwen3TTSCode2Wav
+from stages.qwen3_tts.talker import Qwen3TTSTalker
+from stages.qwen_codec.code2wav.model import Code2WavModel
 from stages.qwen_codec.codec_window import CodecWindow
+from stages.qwen_codec.frame_talker import FrameTalker
 from stages.runtime.code_sampling import Choose
 from stages.runtime.diffusion_model import DiffusionBatch
 from tests.faults.corrupting_family import VICTIM_LENGTH, VICTIM_STREAM, ordered
@@ -53,7 +57,7 @@ class CorruptingThinker(SpoilsHidden, Qwen3OmniThinker):
     stage = "thinker"
 
 
-class CorruptingTalker(SpoilsHidden, Qwen3OmniTalker):
+class _CorruptingTalker(SpoilsHidden, FrameTalker):
     stage = "talker"
     _victims: list[int]
 
@@ -75,7 +79,15 @@ class CorruptingTalker(SpoilsHidden, Qwen3OmniTalker):
         return super().predict(hidden, sampled, choose)
 
 
-class CorruptingCode2Wav(Qwen3OmniCode2Wav):
+class CorruptingTalker(_CorruptingTalker, Qwen3OmniTalker):
+    pass
+
+
+class CorruptingTTSTalker(_CorruptingTalker, Qwen3TTSTalker):
+    pass
+
+
+class _CorruptingCode2Wav(Code2WavModel):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         what = ordered("code2wav")
         spoiled = [
@@ -106,3 +118,11 @@ class CorruptingCode2Wav(Qwen3OmniCode2Wav):
             return super().sample(batch)
         finally:
             hook.remove()
+
+
+class CorruptingCode2Wav(_CorruptingCode2Wav, Qwen3OmniCode2Wav):
+    pass
+
+
+class CorruptingTTSCode2Wav(_CorruptingCode2Wav, Qwen3TTSCode2Wav):
+    pass

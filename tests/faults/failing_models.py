@@ -12,7 +12,11 @@ import torch
 from stages.qwen3_omni.code2wav import Qwen3OmniCode2Wav
 from stages.qwen3_omni.talker import Qwen3OmniTalker
 from stages.qwen3_omni.thinker import Qwen3OmniThinker
+from stages.qwen3_tts.code2wav import Qwen3TTSCode2Wav
+from stages.qwen3_tts.talker import Qwen3TTSTalker
+from stages.qwen_codec.code2wav.model import Code2WavModel
 from stages.qwen_codec.codec_window import CodecWindow
+from stages.qwen_codec.frame_talker import FrameTalker
 from stages.runtime.code_sampling import Choose
 from stages.runtime.diffusion_model import DiffusionBatch
 from tests.faults.orders import FOLDER_VARIABLE
@@ -40,7 +44,7 @@ class FailingThinker(Qwen3OmniThinker):
         return super().forward(*args, **kwargs)
 
 
-class FailingTalker(Qwen3OmniTalker):
+class _FailingTalker(FrameTalker):
     """Between the first code of a frame, which is sampled, and the others, which it predicts."""
 
     def predict(self, hidden: torch.Tensor, sampled: torch.Tensor, choose: Choose) -> torch.Tensor:
@@ -48,7 +52,15 @@ class FailingTalker(Qwen3OmniTalker):
         return super().predict(hidden, sampled, choose)
 
 
-class FailingCode2Wav(Qwen3OmniCode2Wav):
+class FailingTalker(_FailingTalker, Qwen3OmniTalker):
+    pass
+
+
+class FailingTTSTalker(_FailingTalker, Qwen3TTSTalker):
+    pass
+
+
+class _FailingCode2Wav(Code2WavModel):
     def sample(self, batch: DiffusionBatch) -> list[torch.Tensor]:
         order = Path(os.environ[FOLDER_VARIABLE]) / "code2wav.forget"
         if order.exists():
@@ -67,3 +79,11 @@ class FailingCode2Wav(Qwen3OmniCode2Wav):
             tuple(torch.zeros(self._num_codebooks, dtype=torch.int64) for _ in names),
             tuple(CodecWindow(name, 0, is_last=False, past=b"").encode() for name in names),
         )
+
+
+class FailingCode2Wav(_FailingCode2Wav, Qwen3OmniCode2Wav):
+    pass
+
+
+class FailingTTSCode2Wav(_FailingCode2Wav, Qwen3TTSCode2Wav):
+    pass

@@ -14,7 +14,7 @@ import httpx2
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.server_process import ROOT, ServerProcess, wait_until
+from tests.integration.server_process import END_TIMEOUT_S, ROOT, ServerProcess, is_running, wait_until
 from tests.omni_families import QWEN2_5_OMNI, OmniFamily
 from tests.unit.api.clients import URL
 
@@ -22,8 +22,17 @@ STAGES = ("thinker", "talker", "code2wav")
 RECOVERY_TIMEOUT_S = 180.0
 ANSWER_TIMEOUT_S = 60.0
 HANG_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 30
+"""Twice as long as is waited for what a client has left to be released: the deadline must not do it."""
 
 _RUNS = re.compile(r"stage '([\w/]+)' runs (?:again, after [\d.]+ s, )?in process (\d+)$", re.MULTILINE)
+
+
+def demo_config(family: OmniFamily) -> Any:
+    """The family's demo config, without stages that its demo checkpoint does not need."""
+    config = yaml.safe_load((ROOT / family.stage_config).read_text())
+    config["stages"] = {name: config["stages"][name] for name in family.stages}
+    return config
 
 
 def write_config(
@@ -42,7 +51,7 @@ def write_config(
     their clients and wait for their place to be taken. An utterance without its state is computed from fewer
     blocks before each window, which moves its sound by some steps of 16 bits.
     """
-    config = yaml.safe_load((ROOT / family.stage_config).read_text())
+    config = demo_config(family)
     if failing:
         config["model_family"] = f"tests.faults.failing_family:{family.name}"
         for stage in config["stages"].values():
@@ -72,6 +81,13 @@ class SupervisedServer(ServerProcess):
 
     def signal(self, stage: str, number: signal.Signals) -> None:
         os.kill(self.pid_of(stage), number)
+
+    def kill(self) -> None:
+        """The server alone. Returns when all of its processes have ended."""
+        tree = self.process_tree()
+        self.process.kill()
+        self.process.wait()
+        wait_until(lambda: not any(map(is_running, tree)), END_TIMEOUT_S)
 
     def ready_code(self, client: httpx2.Client) -> str | None:
         """The error code of `/ready`, None if it is 200."""
@@ -149,8 +165,8 @@ def stopped(server: SupervisedServer, *stages: str) -> Iterator[None]:
 class Listening:
     """A streamed answer that a test follows."""
 
-    def __init__(self, client: httpx2.Client, body: Any) -> None:
-        self._context = client.stream("POST", URL, json=body, timeout=ANSWER_TIMEOUT_S)
+    def __init__(self, client: httpx2.Client, body: Any, path: str = URL) -> None:
+        self._context = client.stream("POST", path, json=body, timeout=ANSWER_TIMEOUT_S)
         self._response = self._context.__enter__()
         assert self._response.status_code == 200
         self._lines = (line for line in self._response.iter_lines() if line.startswith("data: "))

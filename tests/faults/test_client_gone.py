@@ -10,18 +10,26 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
+import numpy.typing as npt
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from tests.faults.callers import Caller, Leave, caller, close, form
-from tests.faults.supervised_server import ANSWER_TIMEOUT_S, SupervisedServer, samples, stopped
+from tests.faults.supervised_server import (
+    ANSWER_TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
+    SupervisedServer,
+    samples,
+    stopped,
+    write_config,
+)
 from tests.faults.task_count import num_tasks
 from tests.integration.server_process import MODEL, command_line, wait_until
 from tests.integration.test_server import (
@@ -36,6 +44,7 @@ from tests.integration.test_server import (
     text_of,
     usage_of,
 )
+from tests.omni_families import QWEN3_OMNI, QWEN3_TTS, OmniFamily
 from tests.unit.api.clients import URL, media
 
 SPEECH_URL = "/v1/audio/speech"
@@ -45,24 +54,50 @@ WHOLE = spoken(**ENDLESS) | ENDLESS_TALKER
 STREAMED = WHOLE | STREAM
 # With rows from the thinker, whatever it does with text.
 OF_A_PICTURE = spoken([{"type": "text", "text": HELLO}, IMAGE_PART], **ENDLESS) | ENDLESS_TALKER | STREAM
-READ_ALOUD = {"model": MODEL, "voice": "Ethan", "input": HELLO, "response_format": "pcm"} | ENDLESS_TALKER
+READ_ALOUD = {"model": MODEL, "voice": "alloy", "input": HELLO, "response_format": "pcm"}
 UPLOAD = form({"model": MODEL}, media("speech_hello.wav"))
 RELEASE_TIMEOUT_S = 15.0
 """Less than the server's deadline for requests, which would release them, too."""
 
 
 @dataclass(frozen=True)
+class Heard:
+    text: str
+    usage: dict[str, Any]
+    samples: npt.NDArray[np.int16]
+
+
+@dataclass(frozen=True)
 class Before:
     """The idle server, and what it answers."""
 
-    answer: dict[str, Any]
+    answer: Heard
     baseline: dict[str, float]
     num_tasks: int
 
 
 @pytest.fixture(scope="module")
-def server(patient: SupervisedServer) -> SupervisedServer:
-    return patient
+def server(
+    family: OmniFamily, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SupervisedServer]:
+    """Of Qwen3-Omni, the one that other files use, too."""
+    if family is QWEN3_OMNI:
+        yield request.getfixturevalue("patient")
+        return
+    folder = tmp_path_factory.mktemp("reader")
+    config = write_config(folder / "stages.yaml", failing=True, family=family, hang_timeout_s=None)
+    flags = ["--stage-config", str(config), "--request-timeout", str(REQUEST_TIMEOUT_S)]
+    checkpoint = request.getfixturevalue("checkpoints")[family]
+    process = SupervisedServer(checkpoint, folder / "log.txt", *flags, has_queue=False)
+    try:
+        yield process
+        with caller(process.url, "RST") as listener:
+            listener.post(SPEECH_URL, READ_ALOUD)
+            listener.until(b"\r\n\r\n")
+            process.kill()  # no engine outlives it
+    finally:
+        process.process.kill()
+        process.process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -72,16 +107,16 @@ def client(server: SupervisedServer) -> Iterator[httpx2.Client]:
 
 
 @pytest.fixture(scope="module")
-def before(server: SupervisedServer, client: httpx2.Client, orders: Path) -> Before:
+def before(orders: Path, family: OmniFamily, server: SupervisedServer, client: httpx2.Client) -> Before:
     """Every kind of request once: some threads and files are made with the first."""
-    answer = answer_to(client, spoken())
-    answer_to(client, spoken([VIDEO_PART]))
-    answer_to(client, spoken([IMAGE_PART]))
-    client.post(
-        SPEECH_URL, json=READ_ALOUD | {"stage_sampling": {"talker": {"max_tokens": 60}}}
-    ).raise_for_status()
-    body, content_type = UPLOAD
-    client.post(TRANSCRIPTION_URL, content=body, headers={"Content-Type": content_type}).raise_for_status()
+    answer = heard(client, family)
+    if family.chats:
+        answer_to(client, spoken([VIDEO_PART]))
+        answer_to(client, spoken([IMAGE_PART]))
+        body, content_type = UPLOAD
+        headers = {"Content-Type": content_type}
+        client.post(TRANSCRIPTION_URL, content=body, headers=headers).raise_for_status()
+    read_aloud(client)
     with session(server) as socket:
         begin_response(socket)
         until(socket, "response.output_audio.delta", "response.done")
@@ -89,13 +124,31 @@ def before(server: SupervisedServer, client: httpx2.Client, orders: Path) -> Bef
     return Before(answer, server.baseline(client), num_tasks(orders, server.process.pid))
 
 
+def read_aloud(client: httpx2.Client) -> bytes:
+    talker = {"temperature": 0, "min_tokens": 30, "max_tokens": 30}
+    response = client.post(SPEECH_URL, json=READ_ALOUD | {"seed": 7, "stage_sampling": {"talker": talker}})
+    assert response.status_code == 200, response.text
+    return response.content
+
+
+def heard(client: httpx2.Client, family: OmniFamily) -> Heard:
+    """The same whenever it is asked for."""
+    if not family.chats:
+        return Heard("", {}, np.frombuffer(read_aloud(client), "<i2"))
+    return heard_in(answer_to(client, spoken()))
+
+
+def heard_in(completion: dict[str, Any]) -> Heard:
+    return Heard(text_of(completion), usage_of(completion), samples_of(completion))
+
+
 @contextmanager
 def nobody_is_harmed(
-    server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
+    family: OmniFamily, server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
 ) -> Iterator[None]:
     """Somebody else is answered meanwhile; afterwards the server is as it was, and answers as it did."""
     with server.client() as other, ThreadPoolExecutor(1) as thread:
-        beside = thread.submit(answer_to, other, spoken())
+        beside = thread.submit(heard, other, family)
         yield
         check_same(beside.result(), before.answer)
     server.wait_for_baseline(client, before.baseline)
@@ -103,28 +156,46 @@ def nobody_is_harmed(
     wait_until(
         lambda: num_tasks(orders, pid) == before.num_tasks, 30, lambda: f"{num_tasks(orders, pid)} tasks"
     )
-    assert answer_to(client, spoken())["choices"][0]["message"]["audio"]["transcript"] == text_of(
-        before.answer
-    )
+    check_same(heard(client, family), before.answer)
 
 
-def check_same(answer: dict[str, Any], wanted: dict[str, Any]) -> None:
+def check_same(answer: Heard, wanted: Heard) -> None:
     """Convolutions over a batch round differently in the last bit of a float, hence of a 16-bit sample now
     and then."""
-    assert text_of(answer) == text_of(wanted)
-    assert usage_of(answer) == usage_of(wanted)
-    assert np.abs(samples_of(answer).astype(np.int32) - samples_of(wanted)).max() <= 1
+    assert (answer.text, answer.usage) == (wanted.text, wanted.usage)
+    assert np.abs(answer.samples.astype(np.int32) - wanted.samples).max() <= 1
 
 
 @dataclass(frozen=True)
 class Scene:
     """Where a client is to go, and how."""
 
+    family: OmniFamily
     server: SupervisedServer
     client: httpx2.Client
     how: Leave
     num_others: int
     """Requests of others that may run meanwhile."""
+
+    @property
+    def endless_talker(self) -> dict[str, Any]:
+        """Whose speech, if it is all that is asked for, still fits the context."""
+        talker = ENDLESS if self.family.chats else ENDLESS | {"max_tokens": 1900}
+        return {"stage_sampling": {"talker": talker}}
+
+    @property
+    def whole(self) -> tuple[str, Any]:
+        """Where endless speech in one piece is asked for, and how."""
+        if self.family.chats:
+            return URL, WHOLE
+        return SPEECH_URL, READ_ALOUD | self.endless_talker | {"stream": False}
+
+    @property
+    def streamed(self) -> tuple[str, Any]:
+        """The same as events."""
+        if self.family.chats:
+            return URL, STREAMED
+        return SPEECH_URL, READ_ALOUD | self.endless_talker | {"stream_format": "sse"}
 
     def caller(self) -> AbstractContextManager[Caller]:
         return caller(self.server.url, self.how)
@@ -203,6 +274,24 @@ def in_the_thinkers_prompt(scene: Scene) -> None:
         scene.wait_until_released()
 
 
+def in_the_talkers_prompt(scene: Scene) -> None:
+    with stopped(scene.server, "talker"):
+        with scene.caller() as one, scene.caller() as other:
+            one.post(*scene.streamed)
+            other.post(*scene.whole)
+            scene.wait_for("omni_requests_running", 2)
+        scene.wait_until_released()
+
+
+def in_the_talkers_queue(scene: Scene) -> None:
+    """More than it runs at once."""
+    with ExitStack() as callers:
+        for _ in range(10):
+            callers.enter_context(scene.caller()).post(*scene.streamed)
+        scene.wait_for(f"vllm:num_requests_waiting 0 {MODEL} talker", 1)
+    scene.wait_until_released()
+
+
 def before_any_sound(scene: Scene) -> None:
     """The thinker writes, the talker has rows and has not begun."""
     with stopped(scene.server, "talker"):
@@ -217,17 +306,17 @@ def with_codes_and_no_sound(scene: Scene) -> None:
     """A window waits in code2wav; of the answer in one piece as well."""
     with stopped(scene.server, "code2wav"):
         with scene.caller() as one, scene.caller() as other:
-            one.post(URL, STREAMED)
-            other.post(URL, WHOLE)
+            one.post(*scene.streamed)
+            other.post(*scene.whole)
             scene.wait_for("omni_active_requests code2wav", 2)
         scene.wait_until_released()
 
 
 def in_the_middle_of_the_sound(scene: Scene) -> None:
     with scene.caller() as one, scene.caller() as other:
-        one.post(URL, STREAMED)
-        other.post(SPEECH_URL, READ_ALOUD)
-        one.until(b'"data":')
+        one.post(*scene.streamed)
+        other.post(SPEECH_URL, READ_ALOUD | scene.endless_talker)
+        one.until(b'"data":' if scene.family.chats else b'"audio":')
         other.until(b"\r\n\r\n")  # the header comes with the first sound
 
 
@@ -275,7 +364,7 @@ def in_sessions_of_all_states(scene: Scene) -> None:
         listening.send(json.dumps({"type": "input_audio_buffer.append", "audio": sound}))
         begin_response(heard)
         until(heard, "response.output_audio_transcript.delta", "response.output_audio.delta")
-        with stopped(scene.server, "thinker"):
+        with stopped(scene.server, scene.family.stages[0]):
             begin_response(waiting)
             until(waiting, "response.created")
             for socket in (silent, listening, waiting, heard):
@@ -298,11 +387,31 @@ PLACES: tuple[Place, ...] = (
 )
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: str(place.__name__))
+READERS_PLACES: tuple[Place, ...] = (
+    in_the_talkers_prompt,
+    in_the_talkers_queue,
+    with_codes_and_no_sound,
+    in_the_middle_of_the_sound,
+    in_sessions_of_all_states,
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "place"),
+    [(QWEN3_OMNI, place) for place in PLACES] + [(QWEN3_TTS, place) for place in READERS_PLACES],
+    ids=[place.__name__ for place in PLACES] + [f"{QWEN3_TTS.name}-{p.__name__}" for p in READERS_PLACES],
+    indirect=["family"],
+    scope="module",
+)
 def test_client_that_is_gone_leaves_nothing_behind(
-    place: Place, server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
+    family: OmniFamily,
+    place: Place,
+    server: SupervisedServer,
+    client: httpx2.Client,
+    before: Before,
+    orders: Path,
 ) -> None:
-    place(Scene(server, client, "FIN", num_others=0))
+    place(Scene(family, server, client, "FIN", num_others=0))
     server.wait_for_baseline(client, before.baseline)
-    with nobody_is_harmed(server, client, before, orders):
-        place(Scene(server, client, "RST", num_others=1))
+    with nobody_is_harmed(family, server, client, before, orders):
+        place(Scene(family, server, client, "RST", num_others=1))

@@ -8,7 +8,7 @@ again.
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.faults.corrupting_family import VICTIM_LENGTH, VICTIM_VOICE, order_to_spoil
+from tests.faults.corrupting_family import VICTIM_LENGTH, VICTIM_VOICES, order_to_spoil
 from tests.faults.orders import withdraw
-from tests.faults.supervised_server import ANSWER_TIMEOUT_S, SupervisedServer, samples
-from tests.integration.server_process import MODEL, ROOT
+from tests.faults.supervised_server import ANSWER_TIMEOUT_S, SupervisedServer, demo_config, samples
+from tests.integration.server_process import MODEL
 from tests.integration.test_server import IMAGE_PART, STREAM, answer_to, outcome, spoken, stream_of, written
-from tests.omni_families import QWEN3_OMNI
+from tests.integration.test_server_audio import SPEECH_URL
+from tests.omni_families import QWEN3_OMNI, QWEN3_TTS, OmniFamily, for_families
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.schema import check_error
 
@@ -32,12 +33,20 @@ LONG = "Tell me more of it. " * 60
 TALK: dict[str, Any] = {
     "stage_sampling": {"talker": {"temperature": 0, "max_tokens": 26, "ignore_eos": True}}
 }
-SPEECH = spoken(LONG, voice=VICTIM_VOICE, max_tokens=8, ignore_eos=True, **TALK)
+SPEECH = spoken(LONG, voice=VICTIM_VOICES[0], max_tokens=8, ignore_eos=True, **TALK)
 TEXT = written(LONG, max_tokens=8, ignore_eos=True)
 # With rows, which are those of media.
 PICTURE = spoken(
-    [{"type": "text", "text": LONG}, IMAGE_PART], voice=VICTIM_VOICE, max_tokens=8, ignore_eos=True, **TALK
+    [{"type": "text", "text": LONG}, IMAGE_PART],
+    voice=VICTIM_VOICES[0],
+    max_tokens=8,
+    ignore_eos=True,
+    **TALK,
 )
+READING = {"model": MODEL, "response_format": "pcm", "seed": 7, "stream": False} | {
+    "stage_sampling": {"talker": {"temperature": 0, "min_tokens": 16, "max_tokens": 16}}
+}
+READ_ALOUD = READING | {"input": LONG, "voice": VICTIM_VOICES[1]}
 OTHERS = (
     spoken(max_tokens=10, ignore_eos=True, **TALK),
     spoken("What is this?", max_tokens=6, ignore_eos=True, **TALK),
@@ -45,20 +54,29 @@ OTHERS = (
 )
 
 
+OTHER_READERS = (READING | {"input": "Hello."}, READING | {"input": "What is this?", "voice": "Serena"})
+
+
 @pytest.fixture(scope="module")
 def server(
-    qwen3_checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFactory
+    family: OmniFamily,
+    checkpoints: dict[OmniFamily, Path],
+    orders: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[SupervisedServer]:
     """No fault of this module may end a stage: one restart would end the server."""
     folder = tmp_path_factory.mktemp("corrupting")
-    config = yaml.safe_load((ROOT / QWEN3_OMNI.stage_config).read_text())
-    config["model_family"] = "tests.faults.corrupting_family:qwen3_omni"
+    config = demo_config(family)
+    config["model_family"] = f"tests.faults.corrupting_family:{family.name}"
     for stage in config["stages"].values():
         stage["engine_args"]["worker_extension_cls"] = "tests.faults.corrupting_engine_side.WorkerExtension"
+    if not family.chats:  # then a text as long as the victim's is no passages
+        config["stages"]["talker"]["default_sampling"]["max_tokens"] = 2000
     config["supervision"] = {"max_restarts": 0}
     path = folder / "stages.yaml"
     path.write_text(yaml.safe_dump(config))
-    with SupervisedServer(qwen3_checkpoint, folder / "log.txt", "--stage-config", str(path)) as process:
+    checkpoint, flags = checkpoints[family], ("--stage-config", str(path))
+    with SupervisedServer(checkpoint, folder / "log.txt", *flags, has_queue=family.chats) as process:
         yield process
 
 
@@ -72,30 +90,43 @@ def client(server: SupervisedServer) -> Iterator[httpx2.Client]:
 class Alone:
     """Answers while nothing else runs, and what is taken then."""
 
-    victims: dict[str, tuple[str, bytes]]
-    """By the victim's request, as JSON."""
-    others: list[tuple[str, bytes]]
+    answers: dict[str, tuple[str, bytes]]
+    """By the request, as JSON."""
+    others: list[Any]
+    """Requests beside the victim's."""
     baseline: dict[str, float]
 
-    def of(self, victim: Any) -> tuple[str, bytes]:
-        return self.victims[json.dumps(victim)]
+    def of(self, body: Any) -> tuple[str, bytes]:
+        return self.answers[json.dumps(body)]
 
 
 @pytest.fixture(scope="module")
-def alone(server: SupervisedServer, client: httpx2.Client) -> Alone:
-    victims = {json.dumps(body): answer_to(client, body) for body in (SPEECH, TEXT, PICTURE)}
-    for victim in victims.values():
-        assert victim["usage"]["prompt_tokens"] > VICTIM_LENGTH
-    others = [answer_to(client, body) for body in OTHERS]
-    for other in others:
-        tokens = other["usage"]["total_tokens"]
-        assert tokens < VICTIM_LENGTH, "it would be a victim, too"
+def alone(family: OmniFamily, server: SupervisedServer, client: httpx2.Client) -> Alone:
+    for body, is_victim in [
+        (SPEECH, True),
+        (TEXT, True),
+        (PICTURE, True),
+        *((other, False) for other in OTHERS),
+    ]:
+        if family.chats:
+            usage = answer_to(client, body)["usage"]
+            assert (usage["prompt_tokens" if is_victim else "total_tokens"] > VICTIM_LENGTH) == is_victim
+    victims, others = ((SPEECH, TEXT, PICTURE), OTHERS) if family.chats else ((READ_ALOUD,), OTHER_READERS)
+    answers = {json.dumps(body): answered(client, body) for body in (*victims, *others)}
     server.wait_until_idle()
-    return Alone(
-        {body: outcome(answer) for body, answer in victims.items()},
-        [outcome(other) for other in others],
-        server.baseline(client),
-    )
+    return Alone(answers, list(others), server.baseline(client))
+
+
+def path_of(body: Any) -> str:
+    return URL if "messages" in body else SPEECH_URL
+
+
+def answered(client: httpx2.Client, body: Any) -> tuple[str, bytes]:
+    if "messages" in body:
+        return outcome(answer_to(client, body))
+    response = client.post(SPEECH_URL, json=body)
+    assert response.status_code == 200, response.text
+    return "", response.content
 
 
 def counted(client: httpx2.Client) -> dict[str, float]:
@@ -121,8 +152,13 @@ class Case:
     """The victim's answer."""
 
     @property
+    def family(self) -> OmniFamily:
+        return QWEN3_TTS if self.body is READ_ALOUD else QWEN3_OMNI
+
+    @property
     def name(self) -> str:
-        return f"{self.place}, {self.what}"
+        name = f"{self.place}, {self.what}"
+        return name if self.family is QWEN3_OMNI else f"{self.family.name}: {name}"
 
 
 CASES = (
@@ -140,45 +176,65 @@ CASES = (
     Case("code2wav", "NaN", SPEECH, "code2wav", "samples", is_streamed=True),
     Case("code2wav", "cut", SPEECH, "code2wav", "shape"),
     Case("code2wav", "silence", SPEECH, "code2wav", "flat", is_streamed=True),
+    Case("prompt", "cut", READ_ALOUD, "talker", "row_sequence"),
+    Case("prompt", "a row lost", READ_ALOUD, "talker", "row_sequence", is_streamed=True),
+    Case("prompt", "unknown id", READ_ALOUD, "talker", "row_sequence"),
+    Case("talker", "NaN while decoding", READ_ALOUD, "talker", "logits"),
+    Case("predicted codes", "NaN", READ_ALOUD, "talker", "logits", is_streamed=True),
+    Case("predicted codes", "lost", READ_ALOUD, "talker", "shape"),
+    Case("windows", "the first again", READ_ALOUD, "code2wav", "window_sequence", is_streamed=True),
+    Case("code2wav", "silence", READ_ALOUD, "code2wav", "flat", is_streamed=True),
 )
 """What else the server finds wrong with windows and sound is in tests/unit/orchestrator/test_request_end.py."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [(case.family, case) for case in CASES],
+    ids=[case.name for case in CASES],
+    indirect=["family"],
+    scope="module",
+)
 def test_corrupt_data_ends_its_request_and_no_other(
-    case: Case, server: SupervisedServer, client: httpx2.Client, alone: Alone, orders: Path
+    family: OmniFamily,
+    case: Case,
+    server: SupervisedServer,
+    client: httpx2.Client,
+    alone: Alone,
+    orders: Path,
 ) -> None:
     before, log_length = counted(client), len(server.log)
     order_to_spoil(orders, case.place, case.what)
     try:
-        victim, others = all_at_once(server, case.body, is_streamed=case.is_streamed)
+        victim, others = all_at_once(server, case.body, alone.others, is_streamed=case.is_streamed)
     finally:
         withdraw(orders)
     told = f"stage '{case.stage}': corrupt data ({case.kind}): "
     assert victim["error"]["code"] == "corrupt_data"
     assert victim["error"]["message"].startswith(told)
-    check_same(others, alone.others)
+    check_same(others, [alone.of(body) for body in alone.others])
     label = f"{case.kind} {case.stage}"
     assert counted(client) == before | {label: before.get(label, 0) + 1}
     lines = [line for line in server.log[log_length:].splitlines() if told in line and "ERROR" in line]
     assert len(lines) == 1, server.log[log_length:]
-    assert outcome(answer_to(client, case.body)) == alone.of(case.body)
+    assert answered(client, case.body) == alone.of(case.body)
     server.wait_for_baseline(client, alone.baseline)
 
 
+@for_families(QWEN3_OMNI)
 def test_exception_about_one_window_ends_its_request_and_no_other(
     server: SupervisedServer, client: httpx2.Client, alone: Alone, orders: Path
 ) -> None:
     before = counted(client)
     order_to_spoil(orders, "code2wav", "raises")
     try:
-        victim, others = all_at_once(server, SPEECH, is_streamed=False)
+        victim, others = all_at_once(server, SPEECH, alone.others, is_streamed=False)
     finally:
         withdraw(orders)
     assert victim["error"]["message"] == "stage 'code2wav': RuntimeError: told to fail"
-    check_same(others, alone.others)
+    check_same(others, [alone.of(body) for body in alone.others])
     assert counted(client) == before
-    assert outcome(answer_to(client, SPEECH)) == alone.of(SPEECH)
+    assert answered(client, SPEECH) == alone.of(SPEECH)
     server.wait_for_baseline(client, alone.baseline)
 
 
@@ -193,29 +249,31 @@ def check_same(answers: list[tuple[str, bytes]], alone: list[tuple[str, bytes]])
 
 
 def all_at_once(
-    server: SupervisedServer, victim: Any, *, is_streamed: bool
+    server: SupervisedServer, victim: Any, others: Sequence[Any], *, is_streamed: bool
 ) -> tuple[dict[str, Any], list[tuple[str, bytes]]]:
     """The victim's error, and what the others got."""
 
     def posted(body: Any) -> httpx2.Response:
         with server.client() as own:
-            return own.post(URL, json=body)
+            return own.post(path_of(body), json=body)
 
-    def answered(body: Any) -> tuple[str, bytes]:
+    def heard(body: Any) -> tuple[str, bytes]:
         with server.client() as own:
-            return outcome(answer_to(own, body))
+            return answered(own, body)
 
-    with ThreadPoolExecutor(1 + len(OTHERS)) as threads:
-        failing = threads.submit(posted, victim | STREAM if is_streamed else victim)
-        others = [result.result() for result in [threads.submit(answered, body) for body in OTHERS]]
+    if is_streamed:
+        victim = victim | (STREAM if "messages" in victim else {"stream_format": "sse"})
+    with ThreadPoolExecutor(1 + len(others)) as threads:
+        failing = threads.submit(posted, victim)
+        answers = [result.result() for result in [threads.submit(heard, body) for body in others]]
     response = failing.result()
     if not is_streamed or response.status_code != 200:
         error_of(response, 500)
-        return response.json(), others
+        return response.json(), answers
     last = re.findall(r"^data: (.*)$", response.text, re.MULTILINE)[-1]
     error = httpx2.Response(200, text=last).json()
     check_error(error)
-    return error, others
+    return error, answers
 
 
 # -- an empty spoken reply is no corrupt one
@@ -233,6 +291,7 @@ def check_empty_speech(client: httpx2.Client, body: Any) -> None:
     assert counted(client) == before
 
 
+@for_families(QWEN3_OMNI)
 def test_speech_that_ends_at_once_is_a_valid_answer(
     server: SupervisedServer, client: httpx2.Client, alone: Alone, orders: Path
 ) -> None:
@@ -240,7 +299,7 @@ def test_speech_that_ends_at_once_is_a_valid_answer(
     try:
         check_empty_speech(client, spoken())
         read_aloud = {"model": MODEL, "input": "Hello", "voice": "Chelsie", "response_format": "pcm"}
-        response = client.post("/v1/audio/speech", json=read_aloud)
+        response = client.post(SPEECH_URL, json=read_aloud)
     finally:
         withdraw(orders)
     assert (response.status_code, response.content) == (200, b"")

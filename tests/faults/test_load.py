@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.supervised_server import STAGES, SupervisedServer, write_config
+from tests.faults.supervised_server import SupervisedServer, write_config
 from tests.load.answers import Answer
-from tests.load.asks import endless_ask, mixed_asks, spoken_asks
+from tests.load.asks import endless_ask, mixed_asks, reading_asks, spoken_asks
 from tests.load.census import Census, leaks
 from tests.load.mixed_load import alone
 from tests.load.overload import capacity, first_answer_s, overload
 from tests.load.soak import SoakPlan, port_of, soak, warm_up
 from tests.load.storm import storm
 from tests.load.wire import Ask, exchange
-from tests.omni_families import QWEN3_OMNI
+from tests.omni_families import QWEN3_OMNI, QWEN3_TTS, OmniFamily, for_families
 
 MAX_QUEUE = 24
 CONCURRENCY = 10
@@ -36,15 +36,20 @@ class Loaded:
 
 
 @pytest.fixture(scope="module")
-def loaded(qwen3_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+def loaded(
+    family: OmniFamily, checkpoints: dict[OmniFamily, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Loaded]:
     folder = tmp_path_factory.mktemp("loaded")
-    config = write_config(folder / "stages.yaml", failing=False, num_clients=MAX_QUEUE, family=QWEN3_OMNI)
+    config = write_config(folder / "stages.yaml", failing=False, num_clients=MAX_QUEUE, family=family)
     flags = ["--max-queue", str(MAX_QUEUE), "--request-timeout", str(DEADLINE_S)]
     flags += ["--stage-config", str(config)]
-    with SupervisedServer(qwen3_checkpoint, folder / "log.txt", *flags) as server:
-        yield Loaded(server, *asyncio.run(warm_up(server, mixed_asks(NUM_QUESTIONS, LONGEST), CONCURRENCY)))
+    asks = mixed_asks(NUM_QUESTIONS, LONGEST) if family.chats else reading_asks()
+    log = folder / "log.txt"
+    with SupervisedServer(checkpoints[family], log, *flags, has_queue=family.chats) as server:
+        yield Loaded(server, *asyncio.run(warm_up(server, asks, CONCURRENCY)))
 
 
+@for_families(QWEN3_OMNI, QWEN3_TTS)
 async def test_abort_storm_changes_no_answer_of_the_others_and_leaves_nothing_behind(loaded: Loaded) -> None:
     result = await storm(
         loaded.server, loaded.wanted, loaded.before, number=40, concurrency=CONCURRENCY, seed=2
@@ -58,6 +63,7 @@ async def test_abort_storm_changes_no_answer_of_the_others_and_leaves_nothing_be
     assert not result.changed
 
 
+@for_families(QWEN3_OMNI)
 async def test_short_replies_are_given_while_long_ones_go_on(loaded: Loaded) -> None:
     port = port_of(loaded.server)
     async with asyncio.TaskGroup() as group:
@@ -73,8 +79,19 @@ async def test_short_replies_are_given_while_long_ones_go_on(loaded: Loaded) -> 
     ]
 
 
-async def test_mixed_load_with_faults_loses_no_answer_and_leaves_nothing_behind(loaded: Loaded) -> None:
-    plan = SoakPlan(20, CONCURRENCY, seed=3, kill_every_s=5, num_lengths=3, sample_every_s=1, settled_s=1)
+@for_families(QWEN3_OMNI, QWEN3_TTS)
+async def test_mixed_load_with_faults_loses_no_answer_and_leaves_nothing_behind(
+    family: OmniFamily, loaded: Loaded
+) -> None:
+    plan = SoakPlan(
+        seconds=20 if family.chats else 10,
+        concurrency=CONCURRENCY,
+        seed=3,
+        kill_every_s=5 if family.chats else 3,
+        num_lengths=3 if family.chats else 0,
+        sample_every_s=1,
+        settled_s=1,
+    )
     result = await soak(loaded.server, loaded.wanted, loaded.before, plan)
     tally = result.tally
     assert tally.is_clean, tally.wrong + tally.lost + tally.duplicated
@@ -83,13 +100,14 @@ async def test_mixed_load_with_faults_loses_no_answer_and_leaves_nothing_behind(
     assert tally.aborted
     assert tally.refused_as_expected
     assert result.kills
-    assert result.filled_s
+    assert (result.filled_s is not None) == family.chats
     assert not result.leaked
     assert not result.changed
-    assert {life.role for life in result.lives} == {"server", *STAGES}
-    assert len(result.lives) == 4 + len(result.kills)
+    assert {life.role for life in result.lives} == {"server", *family.stages}
+    assert len(result.lives) == 1 + len(family.stages) + len(result.kills)
 
 
+@for_families(QWEN3_OMNI)
 async def test_overloaded_server_answers_what_it_accepts_and_refuses_the_rest(loaded: Loaded) -> None:
     server = loaded.server
     port = port_of(server)

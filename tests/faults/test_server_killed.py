@@ -29,12 +29,6 @@ def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 class BusyServer(SupervisedServer):
     """With what is left of it after it was killed."""
 
-    def kill(self) -> None:
-        tree = self.process_tree()
-        self.process.kill()
-        self.process.wait()
-        wait_until(lambda: not any(map(is_running, tree)), END_TIMEOUT_S)
-
     def queue_files(self) -> list[Path]:
         return list(Path("/dev/shm").glob(f"omni-server-{self.process.pid}-*"))
 

@@ -12,7 +12,7 @@ import pytest
 from omni_server.engine.process_files import PREFIX
 from tests.faults.full_disk import full
 from tests.faults.supervised_server import ANSWER_TIMEOUT_S, Listening, SupervisedServer, samples, stopped
-from tests.faults.test_client_gone import check_same
+from tests.faults.test_client_gone import check_same, heard_in
 from tests.integration.server_process import wait_until
 from tests.integration.test_server import ENDLESS, STREAM, answer_to, outcome, spoken, written
 from tests.unit.api.clients import URL, error_of
@@ -112,7 +112,7 @@ def test_sigterm_to_all_processes_drains_what_runs_and_leaves_nothing(
         wait_until(lambda: patient.ready_code(third) == "server_shutting_down", 30)
         refused = third.post(URL, json=written())
         assert error_of(refused, 503)["code"] == "server_shutting_down"
-        check_same(finite.result(), before)
+        check_same(heard_in(finite.result()), heard_in(before))
         patient.process.send_signal(signal.SIGINT)
         last = endless.rest()
     check_error(last)

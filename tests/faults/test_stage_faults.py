@@ -30,9 +30,10 @@ from tests.faults.supervised_server import (
     samples,
     write_config,
 )
-from tests.integration.server_process import wait_until
+from tests.integration.server_process import MODEL, wait_until
 from tests.integration.test_server import (
     ENDLESS,
+    HELLO,
     IMAGE_PART,
     SPEECH_PART,
     STREAM,
@@ -41,10 +42,10 @@ from tests.integration.test_server import (
     arguments,
     outcome,
     spoken,
-    stream_of,
     written,
 )
-from tests.omni_families import QWEN3_OMNI
+from tests.integration.test_server_audio import SPEECH_URL
+from tests.omni_families import QWEN3_OMNI, QWEN3_TTS, OmniFamily, for_families
 from tests.unit.api.clients import URL, error_of
 from tests.unit.api.schema import check_error
 
@@ -54,6 +55,11 @@ ENDLESS_SPEECH_OF_A_PICTURE = spoken([IMAGE_PART], **ENDLESS, **STREAM) | {
     "stage_sampling": {"talker": ENDLESS}
 }
 ENDLESS_TEXT = written(**ENDLESS)
+# Of a model that only reads aloud, which is not asked for longer speech than fits its context.
+READ_ALOUD = {"model": MODEL, "input": HELLO, "response_format": "pcm", "seed": 7} | {
+    "stage_sampling": {"talker": {"temperature": 0, "min_tokens": 24, "max_tokens": 24}}
+}
+ENDLESS_READING = READ_ALOUD | {"stage_sampling": {"talker": ENDLESS | {"max_tokens": 1900}}}
 NUM_CODES = 16 * 24_000 // QWEN3_OMNI.samples_per_code
 """Of 16 s."""
 
@@ -63,25 +69,41 @@ class Before:
     """The server as it was before the first fault."""
 
     speech: tuple[str, bytes]
-    text: tuple[str, bytes]
+    text: tuple[str, bytes] | None
+    """None of a model that only reads aloud."""
     baseline: dict[str, float]
+
+
+def of_each_stage(*stages_of_omni: str) -> pytest.MarkDecorator:
+    """Runs a test for these stages of Qwen3-Omni, and for those of Qwen3-TTS."""
+    stages = [(QWEN3_OMNI, stage) for stage in stages_of_omni]
+    stages += [(QWEN3_TTS, stage) for stage in QWEN3_TTS.stages]
+    ids = [stage if family is QWEN3_OMNI else f"{family.name}-{stage}" for family, stage in stages]
+    return pytest.mark.parametrize(("family", "stage"), stages, ids=ids, indirect=["family"], scope="module")
+
+
+of_omni = for_families(QWEN3_OMNI)
 
 
 @pytest.fixture(scope="module")
 def server(
-    qwen3_checkpoint: Path, orders: Path, tmp_path_factory: pytest.TempPathFactory
+    family: OmniFamily,
+    checkpoints: dict[OmniFamily, Path],
+    orders: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[SupervisedServer]:
     folder = tmp_path_factory.mktemp("server")
     config = write_config(
         folder / "stages.yaml",
         failing=True,
-        family=QWEN3_OMNI,
+        family=family,
         hang_timeout_s=HANG_TIMEOUT_S,
         max_restarts=100,
         max_backoff_s=0,
     )
     flags = ["--stage-config", str(config)]
-    server = SupervisedServer(qwen3_checkpoint, folder / "log.txt", *flags)
+    checkpoint, log = checkpoints[family], folder / "log.txt"
+    server = SupervisedServer(checkpoint, log, *flags, has_queue=family.chats)
     try:
         yield server
         end_while_a_stage_restarts(server)
@@ -114,45 +136,81 @@ def client(server: SupervisedServer) -> Iterator[httpx2.Client]:
 
 
 @pytest.fixture(scope="module")
-def before(server: SupervisedServer, client: httpx2.Client) -> Before:
-    speech, text = outcome(answer_to(client, spoken())), outcome(answer_to(client, written()))
-    answer_to(client, spoken([IMAGE_PART]))  # some threads and files are made with the first
+def before(family: OmniFamily, server: SupervisedServer, client: httpx2.Client) -> Before:
+    speech, text = spoken_answer(client, family), None
+    if family.chats:
+        text = outcome(answer_to(client, written()))
+        answer_to(client, spoken([IMAGE_PART]))  # some threads and files are made with the first
     server.wait_until_idle()
     return Before(speech, text, server.baseline(client))
 
 
+def spoken_answer(client: httpx2.Client, family: OmniFamily) -> tuple[str, bytes]:
+    """The same whenever it is asked for."""
+    if family.chats:
+        return outcome(answer_to(client, spoken()))
+    response = client.post(SPEECH_URL, json=READ_ALOUD)
+    assert response.status_code == 200, response.text
+    return "", response.content
+
+
+def endless(family: OmniFamily) -> tuple[str, Any]:
+    """Where such speech is asked for, and how."""
+    if family.chats:
+        return URL, spoken(**ENDLESS) | {"stage_sampling": {"talker": ENDLESS}}
+    return SPEECH_URL, ENDLESS_READING | {"stream": False}
+
+
+def listening(client: httpx2.Client, family: OmniFamily) -> Listening:
+    """To endless speech, of which some has come."""
+    if family.chats:
+        speech = Listening(client, ENDLESS_SPEECH)
+    else:
+        speech = Listening(client, ENDLESS_READING | {"stream_format": "sse"}, SPEECH_URL)
+    speech.until('"data":' if family.chats else '"audio":')
+    return speech
+
+
 @contextmanager
 def one_restart_of(
-    stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
+    stage: str,
+    server: SupervisedServer,
+    client: httpx2.Client,
+    before: Before,
+    family: OmniFamily = QWEN3_OMNI,
 ) -> Iterator[None]:
     """The block makes the stage go down. Behind it everything is as it was, but for the stage's process."""
-    pids = {name: server.pid_of(name) for name in STAGES}
+    pids = {name: server.pid_of(name) for name in family.stages}
     restarts = samples(client)
     yield
     server.wait_until_up(client)
-    assert outcome(answer_to(client, spoken())) == before.speech
-    assert outcome(answer_to(client, written())) == before.text
+    assert spoken_answer(client, family) == before.speech
+    if before.text is not None:
+        assert outcome(answer_to(client, written())) == before.text
     server.wait_for_baseline(client, before.baseline)
-    assert {name for name in STAGES if server.pid_of(name) != pids[name]} == {stage}
+    assert {name for name in family.stages if server.pid_of(name) != pids[name]} == {stage}
     now = samples(client)
-    for name in STAGES:
+    for name in family.stages:
         counter = f"omni_stage_restarts_total {name}"
         assert now[counter] - restarts[counter] == (name == stage)
 
 
-def check_while_down(stage: str, server: SupervisedServer, client: httpx2.Client, before: Before) -> None:
+def check_while_down(
+    stage: str, client: httpx2.Client, before: Before, family: OmniFamily = QWEN3_OMNI
+) -> None:
     """The stage is down and will be for seconds."""
     ready = client.get("/ready")
     assert error_of(ready, 503)["code"] == f"{stage}_down"
     assert stage in error_of(ready, 503)["message"]
     assert client.get("/health").status_code == 200
-    refused = client.post(URL, json=spoken())
+    path, body = endless(family)
+    refused = client.post(path, json=body)
     assert error_of(refused, 503)["code"] == f"{stage}_down"
     assert 1 <= int(refused.headers["retry-after"]) <= 60
     assert samples(client)[f"omni_stage_up {stage}"] == 0
-    if stage != "thinker":
+    if stage != "thinker" and before.text is not None:
         assert outcome(answer_to(client, written())) == before.text
-    else:
+    elif before.text is not None:
         assert error_of(client.post(URL, json=written()), 503)["code"] == f"{stage}_down"
 
 
@@ -163,22 +221,34 @@ def check_failed(stage: str, last: dict[str, Any]) -> None:
     assert f"stage '{stage}'" in last["error"]["message"]
 
 
-def failure_of_official_client(server: SupervisedServer) -> openai.APIError:
+def failure_of_official_client(server: SupervisedServer, family: OmniFamily) -> Exception:
     """What the official client raises in the middle of a stream."""
     with (
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="EMPTY", max_retries=0) as official,
-        pytest.raises(openai.APIError) as failure,
+        pytest.raises((openai.APIError, httpx2.RemoteProtocolError)) as failure,
     ):
-        for _ in official.chat.completions.create(**arguments(ENDLESS_SPEECH)):
-            pass
+        hear_out(official, family)
     return failure.value
 
 
+def hear_out(official: openai.OpenAI, family: OmniFamily) -> None:
+    """Endless speech."""
+    if family.chats:
+        for _ in official.chat.completions.create(**arguments(ENDLESS_SPEECH)):
+            pass
+        return
+    body = {"stage_sampling": ENDLESS_READING["stage_sampling"]}
+    create = official.audio.speech.with_streaming_response.create
+    with create(model=MODEL, voice="alloy", input=HELLO, response_format="pcm", extra_body=body) as file:
+        for _ in file.iter_bytes():
+            pass
+
+
 @contextmanager
-def posted(server: SupervisedServer, body: Any) -> Iterator[Future[httpx2.Response]]:
+def posted(server: SupervisedServer, body: Any, path: str = URL) -> Iterator[Future[httpx2.Response]]:
     """A request that is on its way in a thread."""
     with server.client() as other, ThreadPoolExecutor(1) as thread:
-        yield thread.submit(other.post, URL, json=body)
+        yield thread.submit(other.post, path, json=body)
 
 
 def check_answered_with_failure(stage: str, response: httpx2.Response) -> None:
@@ -189,29 +259,35 @@ def check_answered_with_failure(stage: str, response: httpx2.Response) -> None:
     assert 1 <= int(response.headers["retry-after"]) <= 60
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@of_each_stage(*STAGES)
 def test_killed_in_the_middle_of_a_stream(
-    stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
+    family: OmniFamily, stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
 ) -> None:
-    """All that runs there is told: a stream, an answer in one piece, and a stream of the official client."""
+    """All that runs there is told: a stream, an answer in one piece, and a stream of the official client, whose
+    connection is closed where it is one of a sound file."""
+    path, body = endless(family)
     with (
-        one_restart_of(stage, server, client, before),
-        posted(server, spoken(**ENDLESS) | {"stage_sampling": {"talker": ENDLESS}}) as whole,
+        one_restart_of(stage, server, client, before, family),
+        posted(server, body, path) as whole,
         ThreadPoolExecutor(1) as thread,
     ):
-        raised = thread.submit(failure_of_official_client, server)
-        speech = Listening(client, ENDLESS_SPEECH)
+        raised = thread.submit(failure_of_official_client, server, family)
+        speech = listening(client, family)
         wait_until(lambda: client.get("/load").json() == {"server_load": 3}, 30)
-        speech.until('"data":')
         server.signal(stage, signal.SIGKILL)
         check_failed(stage, speech.rest())
         check_answered_with_failure(stage, whole.result())
-        assert raised.result().code == "engine_dead"
-        assert f"stage '{stage}'" in raised.result().message
+        error = raised.result()
+        if isinstance(error, openai.APIError):
+            assert error.code == "engine_dead"
+            assert f"stage '{stage}'" in error.message
+        else:
+            assert not family.chats
         server.wait_until_down(client, stage)
-        check_while_down(stage, server, client, before)
+        check_while_down(stage, client, before, family)
 
 
+@of_omni
 @pytest.mark.parametrize("stage", STAGES)
 def test_raises_in_the_middle_of_a_stream(
     stage: str, server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
@@ -224,28 +300,29 @@ def test_raises_in_the_middle_of_a_stream(
         server.wait_until_down(client, stage)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@of_each_stage(*STAGES)
 def test_stopped_in_the_middle_of_a_stream(
-    stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
+    family: OmniFamily, stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
 ) -> None:
     """A request that comes before that is noticed is told as well, unless it is for text and the thinker
     runs. Where the talker is stopped, the thinker fills the queue, whose reader is not there any more, and is
     held back."""
-    with one_restart_of(stage, server, client, before):
-        speech = Listening(client, ENDLESS_SPEECH)
-        speech.until('"data":')
+    path, body = endless(family)
+    with one_restart_of(stage, server, client, before, family):
+        speech = listening(client, family)
         server.signal(stage, signal.SIGSTOP)
-        with posted(server, spoken()) as late, posted(server, written()) as text:
+        with posted(server, body, path) as late, posted(server, written()) as text:
             check_failed(stage, speech.rest())
             check_answered_with_failure(stage, late.result())
             if stage == "thinker":
                 check_answered_with_failure(stage, text.result())
-            else:
+            elif family.chats:
                 assert text.result().status_code == 200
                 assert outcome(text.result().json()) == before.text
         server.wait_until_down(client, stage)
 
 
+@of_omni
 def test_talker_killed_with_rows_that_it_has_not_read(
     server: SupervisedServer, client: httpx2.Client, before: Before
 ) -> None:
@@ -261,11 +338,14 @@ def test_talker_killed_with_rows_that_it_has_not_read(
 
 
 @contextmanager
-def told_before_any_sound(stage: str, server: SupervisedServer, client: httpx2.Client) -> Iterator[None]:
+def told_before_any_sound(
+    stage: str, server: SupervisedServer, client: httpx2.Client, family: OmniFamily
+) -> Iterator[None]:
     """The stage fails in the block, in the first step of a request: of one for text where it is the thinker,
-    else of a spoken one, of which there is text already."""
-    if stage == "thinker":
-        with posted(server, ENDLESS_TEXT) as whole:
+    else of a spoken one, of which there is text already if there is any."""
+    if stage == "thinker" or not family.chats:
+        path, body = (URL, ENDLESS_TEXT) if family.chats else (SPEECH_URL, ENDLESS_READING)
+        with posted(server, body, path) as whole:
             yield
             check_answered_with_failure(stage, whole.result())
     else:
@@ -276,20 +356,26 @@ def told_before_any_sound(stage: str, server: SupervisedServer, client: httpx2.C
         assert not any('"data":' in event for event in speech.received)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@of_each_stage(*STAGES)
 def test_killed_in_the_first_step(
-    stage: str, server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
+    family: OmniFamily,
+    stage: str,
+    server: SupervisedServer,
+    client: httpx2.Client,
+    before: Before,
+    orders: Path,
 ) -> None:
     """The process is within the model's forward then, and would go on if it could."""
-    with one_restart_of(stage, server, client, before):
+    with one_restart_of(stage, server, client, before, family):
         tell_to_hold(orders, stage)
-        with told_before_any_sound(stage, server, client):
+        with told_before_any_sound(stage, server, client, family):
             wait_until_held(orders, stage)
             server.signal(stage, signal.SIGKILL)
             let_go(orders, stage)
             server.wait_until_down(client, stage)
 
 
+@of_omni
 @pytest.mark.parametrize("stage", ["talker", "code2wav"])
 def test_stopped_while_nobody_needs_it(
     stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
@@ -298,9 +384,10 @@ def test_stopped_while_nobody_needs_it(
     with one_restart_of(stage, server, client, before):
         server.signal(stage, signal.SIGSTOP)
         server.wait_until_down(client, stage)
-        check_while_down(stage, server, client, before)
+        check_while_down(stage, client, before)
 
 
+@of_omni
 def test_thinker_killed_while_nobody_needs_it(
     server: SupervisedServer, client: httpx2.Client, before: Before
 ) -> None:
@@ -308,7 +395,7 @@ def test_thinker_killed_while_nobody_needs_it(
     with one_restart_of("thinker", server, client, before):
         server.signal("thinker", signal.SIGKILL)
         server.wait_until_down(client, "thinker")
-        check_while_down("thinker", server, client, before)
+        check_while_down("thinker", client, before)
 
 
 def running_in_thinker(now: dict[str, float]) -> list[float]:
@@ -319,6 +406,7 @@ def running_in_thinker(now: dict[str, float]) -> list[float]:
     return values
 
 
+@of_omni
 def test_thinker_killed_while_its_last_text_is_being_spoken(
     server: SupervisedServer, client: httpx2.Client, before: Before
 ) -> None:
@@ -339,26 +427,28 @@ def test_thinker_killed_while_its_last_text_is_being_spoken(
         assert last["usage"]["completion_tokens_details"]["audio_tokens"] == NUM_CODES
 
 
+@for_families(QWEN3_OMNI, QWEN3_TTS)
 def test_speech_whose_decoder_has_lost_its_state_is_the_same(
-    server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
+    family: OmniFamily, server: SupervisedServer, client: httpx2.Client, before: Before, orders: Path
 ) -> None:
     """It is computed again from the codes that come with each window."""
     order = tell_to_forget(orders, "code2wav")
     try:
-        answer = stream_of(client, spoken())
+        transcript, data = spoken_answer(client, family)
         assert order.stat().st_size > 3, "it lost its state before few windows"
     finally:
         withdraw(orders)
     text, sound = before.speech
-    assert answer.transcript == text
-    heard, wanted = (np.frombuffer(data, np.int16).astype(np.int32) for data in (answer.data, sound))
+    assert transcript == text
+    heard, wanted = (np.frombuffer(pcm, np.int16).astype(np.int32) for pcm in (data, sound))
     assert heard.shape == wanted.shape
     # Convolutions over longer pieces round differently in the last bit of a float.
     assert np.abs(heard - wanted).max() <= 1
     server.wait_for_baseline(client, before.baseline)
-    assert outcome(answer_to(client, spoken())) == before.speech
+    assert spoken_answer(client, family) == before.speech
 
 
+@of_omni
 def test_two_stages_killed_at_once(server: SupervisedServer, client: httpx2.Client, before: Before) -> None:
     stages = ("talker", "code2wav")
     pids = [server.pid_of(stage) for stage in stages]
@@ -378,6 +468,7 @@ def test_two_stages_killed_at_once(server: SupervisedServer, client: httpx2.Clie
     assert not {server.pid_of(stage) for stage in ("talker", "code2wav")} & set(pids)
 
 
+@of_omni
 def test_requests_take_no_shared_memory_that_is_not_reserved_at_the_start(
     server: SupervisedServer, client: httpx2.Client, before: Before
 ) -> None:

@@ -7,7 +7,7 @@ from stages.runtime.small_batch_gemm_kernel import MAX_ROWS, Scratch, plan
 
 pytestmark = pytest.mark.gpu
 
-# num_outputs, num_inputs of Qwen2.5-Omni-7B's layers
+# num_outputs, num_inputs of Qwen2.5-Omni-7B's layers, and of Qwen3-TTS' talkers
 SHAPES = {
     "thinker gate_up": (37888, 3584),
     "thinker down": (3584, 18944),
@@ -18,6 +18,12 @@ SHAPES = {
     "talker qkv": (2560, 896),
     "talker o": (896, 1536),
     "talker projection": (896, 3584),
+    "1.7B gate_up": (12288, 2048),
+    "1.7B down": (2048, 6144),
+    "1.7B qkv": (4096, 2048),
+    "0.6B gate_up": (6144, 1024),
+    "0.6B down": (1024, 3072),
+    "0.6B head": (3072, 1024),
 }
 ROWS = (1, 2, 5, MAX_ROWS)
 

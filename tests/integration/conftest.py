@@ -59,6 +59,13 @@ def qwen3_reference(qwen3_checkpoint: Path, answer_folder: Path) -> Qwen3Referen
 
 
 @pytest.fixture(scope="session")
+def qwen3_tts_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Qwen3-TTS' demo checkpoint."""
+    folder = tmp_path_factory.mktemp("tts") / "checkpoint"
+    return make_demo_checkpoint(folder, family="qwen3_tts")
+
+
+@pytest.fixture(scope="session")
 def qwen3_tts_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one for each kind and size; see `TTSCase.checkpoint`."""
     folder = tmp_path_factory.mktemp("qwen3_tts")
@@ -123,8 +130,8 @@ def collector() -> Iterator[Collector]:
 
 
 class SharedServers:
-    """One server for each family, started as `SharedPipelines` are. Qwen3-Omni's finds its stage config, as
-    users start it."""
+    """One server for each family, started as `SharedPipelines` are. All but Qwen2.5-Omni's find their stage
+    config, as users start them."""
 
     def __init__(self, request: pytest.FixtureRequest, folder: Path) -> None:
         self._request = request
@@ -138,8 +145,9 @@ class SharedServers:
                 checkpoint, collector = map(self._request.getfixturevalue, ("checkpoint", "collector"))
                 server = ServerProcess(checkpoint, log, "--otlp-traces-endpoint", collector.url)
             else:
-                checkpoint = self._request.getfixturevalue("qwen3_checkpoint")
-                server = ServerProcess(checkpoint, log, "--cpu", stage_config=None)
+                name = "qwen3_checkpoint" if family is QWEN3_OMNI else "qwen3_tts_checkpoint"
+                checkpoint = self._request.getfixturevalue(name)
+                server = ServerProcess(checkpoint, log, "--cpu", stage_config=None, has_queue=family.chats)
             self._started[family.name] = server
         return self._started[family.name]
 

@@ -2,23 +2,28 @@
 
 import asyncio
 import os
+import signal
 import threading
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from omni_server.config.load import load_stage_config
 from omni_server.config.stage_config import StageConfig
+from omni_server.errors import StageDeadError
 from omni_server.metrics.stage_metrics import QueueLevel
 from omni_server.offline import OmniOutput, collect
 from omni_server.omni import AsyncOmni
-from omni_server.types import ChatMessage, OmniEvent, OmniRequest, SamplingConfig, SpeechOutput
+from omni_server.types import AudioDelta, ChatMessage, OmniEvent, OmniRequest, SamplingConfig, SpeechOutput
 
 T = TypeVar("T")
 
 START_TIMEOUT_S = 900.0
 RELEASE_TIMEOUT_S = 10.0
+RESTART_TIMEOUT_S = 120.0
 DEMO_CONFIG = Path(__file__).resolve().parents[2] / "configs" / "qwen2_5_omni.demo-cpu.yaml"
 
 GREEDY_TALKER = SamplingConfig(temperature=0.0, repetition_penalty=1.05, max_tokens=60)
@@ -77,6 +82,26 @@ class LiveOmni:
             return [event async for event in self.omni.events(request)]
 
         return self.run(all_events())
+
+    def kill_while_speaking(self, stage: str, request: OmniRequest) -> None:
+        """Kills the stage in the middle of the answer to `request`, and waits until it has started again."""
+        pids = self.omni.engine_pids()
+
+        async def speak_and_kill() -> None:
+            is_killed = False
+            async for event in self.omni.events(request):
+                if isinstance(event, AudioDelta) and not is_killed:
+                    os.kill(pids[stage], signal.SIGKILL)
+                    is_killed = True
+
+        with pytest.raises(StageDeadError, match=stage):
+            self.run(speak_and_kill())
+        deadline = time.monotonic() + RESTART_TIMEOUT_S
+        while self.omni.stage_down() is not None or stage not in self.omni.engine_pids():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        now = self.omni.engine_pids()
+        assert {name for name in pids if now[name] != pids[name]} == {stage}
 
     def held_rows(self) -> int:
         """What is not released within `RELEASE_TIMEOUT_S`: a worker hears of a request's end with the step

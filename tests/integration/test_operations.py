@@ -1,5 +1,6 @@
 """Metrics and log of the real server process, with real engines behind them."""
 
+import json
 import re
 from collections.abc import Callable
 
@@ -18,11 +19,12 @@ from tests.integration.test_server import (
     spoken,
     written,
 )
-from tests.omni_families import OmniFamily, for_each_family
+from tests.integration.test_server_audio import SPEECH_URL, speech
+from tests.omni_families import QWEN2_5_OMNI, QWEN3_TTS, OmniFamily, for_each_family, for_families
 from tests.unit.api.clients import URL
+from tests.unit.api.sse_validator import parse_frames
 
 Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
-STAGES = ("thinker", "talker")
 
 
 def scraped(client: httpx2.Client) -> Values:
@@ -57,8 +59,9 @@ def levels(values: Values) -> dict[str, float]:
     }
 
 
-def wait_until_idle(client: httpx2.Client) -> None:
-    assert len(levels(scraped(client))) == 2 * 3 + 3 + 1 + 2
+def wait_until_idle(client: httpx2.Client, family: OmniFamily = QWEN2_5_OMNI) -> None:
+    num_stages, num_queues = len(family.stages), int(family.chats)
+    assert len(levels(scraped(client))) == (num_stages - 1) * 3 + num_stages + num_queues + 2
     wait_until(
         lambda: set(levels(scraped(client)).values()) == {0.0}, 30, lambda: str(levels(scraped(client)))
     )
@@ -85,7 +88,7 @@ def test_spoken_answer_is_counted_exactly_in_every_stage(family: OmniFamily, cli
         1,
     )
     assert grown(lambda values: of_stage(values, "time_to_first_token_seconds_count", "thinker")) == 1
-    for stage in STAGES:
+    for stage in ("thinker", "talker"):
         ended = "e2e_request_latency_seconds_count"
         assert of_stage(after, ended, stage) - of_stage(before, ended, stage) == 1
     ok = (
@@ -96,6 +99,32 @@ def test_spoken_answer_is_counted_exactly_in_every_stage(family: OmniFamily, cli
     assert grown(lambda values: values["omni_time_to_first_audio_seconds_count", frozenset()]) == 1
     assert grown(lambda values: values["omni_audio_output_seconds_total", frozenset()]) == pytest.approx(
         family.num_samples(codec_tokens) / 24_000
+    )
+
+
+@for_families(QWEN3_TTS)
+def test_speech_of_a_model_that_only_reads_aloud_is_counted_exactly(
+    family: OmniFamily, client: httpx2.Client
+) -> None:
+    wait_until_idle(client, family)
+    before = scraped(client)
+    response = client.post(SPEECH_URL, json=speech(response_format="pcm", stream_format="sse"))
+    usage = json.loads(parse_frames(response.text)[-1])["usage"]
+    wait_until_idle(client, family)
+    after = scraped(client)
+
+    def grown(read: Callable[[Values], float]) -> float:
+        return read(after) - read(before)
+
+    codes = usage["output_tokens"]
+    assert grown(lambda values: of_stage(values, "generation_tokens_total", "talker")) - codes in (0, 1)
+    ended = "e2e_request_latency_seconds_count"
+    assert grown(lambda values: of_stage(values, ended, "talker")) == 1
+    ok = ("omni_requests_total", frozenset({("outcome", "ok"), ("reason", "length")}))
+    assert after[ok] - before.get(ok, 0.0) == 1
+    assert grown(lambda values: values["omni_time_to_first_audio_seconds_count", frozenset()]) == 1
+    assert grown(lambda values: values["omni_audio_output_seconds_total", frozenset()]) == pytest.approx(
+        family.num_samples(codes) / 24_000
     )
 
 

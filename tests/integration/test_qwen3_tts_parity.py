@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ import pytest
 
 from omni_server.check.default_config import load_for
 from omni_server.config.load import find_shipped_config
+from omni_server.errors import DeadlineExceededError
 from omni_server.offline import OmniOutput, collect
 from omni_server.types import ClonedVoice, OmniRequest, SamplingConfig, SpeechOutput
 from omni_server.verify.compare import signal_to_noise_db
@@ -57,6 +58,10 @@ class Served:
         sampling = SamplingConfig(temperature=0.0, max_tokens=case.max_frames)
         return OmniRequest(f"{case.name}-{number}", (), speech, {"talker": sampling})
 
+    def long_request(self, num_frames: int) -> OmniRequest:
+        sampling = SamplingConfig(temperature=0.0, min_tokens=num_frames, max_tokens=num_frames)
+        return replace(self.request(CASES["long_streamed"]), sampling={"talker": sampling})
+
     def check(self, case: TTSCase, answer: OmniOutput) -> None:
         want = self.wanted[case.name]
         np.testing.assert_array_equal(np.reshape(answer.codes, (-1, 16)), want.codes, err_msg=case.name)
@@ -100,6 +105,16 @@ def test_speech_equals_the_reference_alone_while_it_is_written_and_together(serv
     assert served.live.held_rows() == 0
 
 
+@pytest.mark.parametrize("served", CHECKPOINTS[:1], indirect=True)
+def test_a_deadline_ends_the_request_everywhere_and_tells_the_caller(served: Served) -> None:
+    case = served.cases[0]
+    endless = {"talker": SamplingConfig(max_tokens=1000, ignore_eos=True)}
+    with pytest.raises(DeadlineExceededError):
+        served.live.answer(replace(served.request(case, 2), sampling=endless, deadline_s=0.5))
+    assert served.live.held_rows() == 0
+    served.check(case, served.live.answer(served.request(case)))
+
+
 def test_preempted_requests_go_on_as_the_reference(
     qwen3_tts_checkpoints: Path, qwen3_tts_reference: Qwen3TTSReference
 ) -> None:
@@ -118,36 +133,57 @@ def test_preempted_requests_go_on_as_the_reference(
         live.close()
 
 
-def test_texts_that_are_not_continued_are_preempted_for_others(
-    qwen3_tts_checkpoints: Path, qwen3_tts_reference: Qwen3TTSReference
-) -> None:
-    """Both running requests have texts that go on only once a third has been spoken."""
+@pytest.fixture(scope="module")
+def two_seats(qwen3_tts_checkpoints: Path, qwen3_tts_reference: Qwen3TTSReference) -> Iterator[Served]:
     wanted = qwen3_tts_reference.answers_of(CASES.values())
-    case = CASES["short_streamed"]
-    folder = qwen3_tts_checkpoints / case.checkpoint
+    folder = qwen3_tts_checkpoints / "tiny.custom_voice"
     live = LiveOmni(folder, changed_config(CONFIG, stages={"talker": {"max_num_seqs": 2}}))
     try:
-        served = Served.of(live, folder, wanted)
-
-        async def overtaken() -> list[OmniOutput]:
-            may_continue = asyncio.Event()
-
-            async def stalled() -> AsyncIterator[str]:
-                yield case.text[:20]
-                await may_continue.wait()
-                yield case.text[20:]
-
-            waiting = [served.request(case, number, stalled()) for number in range(2)]
-            answers = [asyncio.create_task(collect(live.omni, request)) for request in waiting]
-            while live.omni.num_running < 2:  # noqa: ASYNC110 - there is nothing to wait for
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)  # they speak what there is
-            other = await collect(live.omni, served.request(case, 2))
-            may_continue.set()
-            return [other, *await asyncio.gather(*answers)]
-
-        for answer in live.run(overtaken()):
-            served.check(case, answer)
-        assert live.num_resumed()["talker"] == 1
+        yield Served.of(live, folder, wanted)
     finally:
         live.close()
+
+
+def test_texts_that_are_not_continued_are_preempted_for_others(two_seats: Served) -> None:
+    """Both running requests have texts that go on only once a third has been spoken."""
+    case = CASES["short_streamed"]
+
+    async def overtaken() -> list[OmniOutput]:
+        may_continue = asyncio.Event()
+
+        async def stalled() -> AsyncIterator[str]:
+            yield case.text[:20]
+            await may_continue.wait()
+            yield case.text[20:]
+
+        waiting = [two_seats.request(case, number, stalled()) for number in range(2)]
+        answers = [asyncio.create_task(collect(two_seats.live.omni, request)) for request in waiting]
+        while two_seats.live.omni.num_running < 2:  # noqa: ASYNC110 - there is nothing to wait for
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # they speak what there is
+        other = await collect(two_seats.live.omni, two_seats.request(case, 2))
+        may_continue.set()
+        return [other, *await asyncio.gather(*answers)]
+
+    for answer in two_seats.live.run(overtaken()):
+        two_seats.check(case, answer)
+    assert two_seats.live.num_resumed()["talker"] == 1
+
+
+def test_half_a_minute_sounds_as_decoded_in_one_pass(
+    two_seats: Served, qwen3_tts_reference: Qwen3TTSReference
+) -> None:
+    """The reference itself decodes 300 frames at a time."""
+    answer = two_seats.live.answer(two_seats.long_request(num_frames=375))
+    codes = np.reshape(answer.codes, (375, 16))
+    want = qwen3_tts_reference.waveform_of("tiny.custom_voice", codes)
+    assert signal_to_noise_db(want, answer.audio) > QWEN3_WAVEFORM_SNR_DB
+
+
+@pytest.mark.parametrize("stage", ["talker", "code2wav"])
+def test_after_a_restart_speech_equals_the_reference(two_seats: Served, stage: str) -> None:
+    two_seats.live.kill_while_speaking(stage, two_seats.long_request(num_frames=1500))
+    answers = two_seats.live.answers([two_seats.request(case) for case in two_seats.cases])
+    for case, answer in zip(two_seats.cases, answers, strict=True):
+        two_seats.check(case, answer)
+    assert two_seats.live.held_rows() == 0

@@ -1,18 +1,45 @@
 """Qwen3-TTS's reference behaves as the comparisons with it take for granted."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from omni_server.verify.compare import signal_to_noise_db
 from tests.checkpoints.qwen3_tts.tokens import CAMEL_CASE
+from tests.integration.parity import QWEN3_WAVEFORM_SNR_DB
 from tests.reference.qwen3_tts import Qwen3TTSReference, Spoken
 from tests.reference.qwen3_tts_cases import CASES
+from tests.reference.qwen3_tts_wrong import CODE_PATCHES, QUESTIONS, WAVE_PATCHES
 
 SAMPLES_PER_FRAME = 1920
 ALONE = ("short", "design_streamed", "x_vector", "continued_codes_longer_streamed")
 """Cases of each kind of prompt."""
+TELLING = {
+    "no_language": ("short", 4),
+    "other_voice": ("short", 4),
+    "no_dialect": ("dialect", 4),
+    "shifted_codes": ("continued_text_longer", 4),
+    "no_reference_text": ("continued_text_longer", 4),
+    "codec_pad_with_instructions": ("instructed", 4),
+    "speaker_first": ("no_language_streamed", 4),
+    "first_text_behind_prompt": ("short_streamed", 4),
+    "late_text": ("short_streamed", 4),
+    "no_text_end": ("word_streamed", 4),
+    "stop_feed": ("word_streamed", 4),
+    "early_end": ("long", 2),
+    "no_penalty": ("short", 6),
+    "predictor_without_bias": ("short", 4),
+    "unnormed_hidden": ("short", 4),
+    "no_residuals": ("short", 4),
+    "shifted_tables": ("short", 4),
+    "short_context": ("long_streamed", 16),
+    "primed_by_nothing": ("continued_text_longer", 4),
+    "primed_by_another": ("continued_text_longer", 4),
+}
+"""For each mistake, a case that shows it and the number of frames to compare."""
 
 Answers = dict[str, Spoken]
 
@@ -78,6 +105,20 @@ def test_a_batch_gives_each_case_what_it_gets_alone(
         assert alone.has_ended == together.has_ended
         np.testing.assert_allclose(alone.prompt_rows, together.prompt_rows, atol=1e-6)
         np.testing.assert_allclose(alone.waveform, together.waveform, atol=1e-6)
+
+
+def test_every_mistake_changes_codes_or_waveform(
+    qwen3_tts_reference: Qwen3TTSReference, answers: Answers
+) -> None:
+    assert set(TELLING) == {*QUESTIONS, *CODE_PATCHES, *WAVE_PATCHES}
+    cases = {mistake: replace(CASES[name], max_frames=count) for mistake, (name, count) in TELLING.items()}
+    for mistake, wrong in qwen3_tts_reference.mistaken(cases).items():
+        name, count = TELLING[mistake]
+        has_same_codes = np.array_equal(wrong.codes, answers[name].codes[:count])
+        assert has_same_codes == (mistake in WAVE_PATCHES), mistake
+        if has_same_codes:
+            right = answers[name].waveform[: len(wrong.waveform)]
+            assert signal_to_noise_db(right, wrong.waveform) < QWEN3_WAVEFORM_SNR_DB, mistake
 
 
 def test_the_decoder_is_causal_and_decodes_more_than_300_frames_in_one_pass(

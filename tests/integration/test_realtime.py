@@ -13,7 +13,7 @@ import pytest
 from openai.resources.realtime.realtime import RealtimeConnection
 
 from tests.integration.server_process import MODEL, ServerProcess
-from tests.omni_families import OmniFamily, for_each_family
+from tests.omni_families import QWEN3_TTS, OmniFamily, for_each_family, for_families
 from tests.unit.api.clients import media
 from tests.unit.api.realtime.realtime_client import Event, base64_of, check_event
 
@@ -139,6 +139,27 @@ def test_a_written_question_is_answered_by_voice_and_remembered(
             second["usage"]["input_tokens"]
             > usage["input_tokens"] + usage["output_token_details"]["text_tokens"] // 2
         )
+
+
+@for_families(QWEN3_TTS)
+def test_a_model_that_only_reads_aloud_speaks_what_is_written(
+    family: OmniFamily, server: ServerProcess
+) -> None:
+    with talking(server) as talk:
+        talk.configure(instructions="Whisper.", max_output_tokens=24, audio={"output": {"voice": "Ryan"}})
+        talk.say("Hello, who are you?")
+        talk.connection.response.create()
+        done = talk.heard()
+        assert done["output"][0]["content"][0]["transcript"] == "Hello, who are you?"
+        num_codes = done["usage"]["output_token_details"]["audio_tokens"]
+        assert len(talk.audio(done["id"])) == 2 * family.num_samples(num_codes) > 0
+        talk.configure(max_output_tokens="inf")
+        talk.say("Tell me a long story. " * 8)
+        response_id = talk.begin()
+        talk.connection.response.cancel(response_id=response_id)
+        cancelled = talk.until("response.done")["response"]
+        assert (cancelled["id"], cancelled["status"]) == (response_id, "cancelled")
+    server.wait_until_idle()
 
 
 @for_each_family

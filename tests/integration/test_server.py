@@ -14,7 +14,7 @@ import pytest
 
 from tests.audio_files import read_audio
 from tests.integration.server_process import MODEL, ServerProcess
-from tests.omni_families import OmniFamily, for_each_family
+from tests.omni_families import OmniFamily, for_each_family, for_each_reader
 from tests.unit.api.clients import URL, base64_of, chat, data_url, media
 from tests.unit.api.schema import check_completion, check_model
 from tests.unit.api.sse_validator import StreamedAnswer, read_stream
@@ -123,7 +123,7 @@ def outcome(completion: dict[str, Any]) -> tuple[str, bytes]:
 # -- probes and models
 
 
-@for_each_family
+@for_each_reader
 def test_probes_and_models(family: OmniFamily, server: ServerProcess, client: httpx2.Client) -> None:
     assert server.unready_statuses <= {(503, "model_not_ready")}
     for path in ("/health", "/ready", "/live"):

@@ -18,8 +18,15 @@ import soundfile
 from omni_server.types import SAMPLE_RATE_HZ
 from tests.audio_files import read_audio
 from tests.integration.server_process import MODEL, ROOT, ServerProcess
-from tests.omni_families import OmniFamily, for_each_family
-from tests.unit.api.clients import media
+from tests.omni_families import (
+    QWEN2_5_OMNI,
+    QWEN3_TTS,
+    OmniFamily,
+    for_each_family,
+    for_each_reader,
+    for_families,
+)
+from tests.unit.api.clients import URL, chat, error_of, media
 from tests.unit.api.sse_validator import parse_frames
 from tests.unit.media.containers import LIVE_WEBM, record
 
@@ -29,14 +36,13 @@ TEXT = "Good morning! It is a quarter past nine."
 SPEECH_BAND_HZ = 4000.0
 GREEDY_TALKER: dict[str, Any] = {"temperature": 0, "min_tokens": NUM_CODES, "max_tokens": NUM_CODES}
 REPEATABLE: dict[str, Any] = {"seed": 7, "stage_sampling": {"talker": GREEDY_TALKER}}
-ENDLESS: dict[str, Any] = {"stage_sampling": {"talker": {"max_tokens": 3500, "ignore_eos": True}}}
 WAV = media("speech_hello.wav")
 
 Samples = npt.NDArray[np.float64]
 
 
 def speech(text: str = TEXT, **fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "voice": "Ethan", "input": text} | REPEATABLE | fields
+    return {"model": MODEL, "input": text} | REPEATABLE | fields
 
 
 def file_of(client: httpx2.Client, **fields: Any) -> bytes:
@@ -74,12 +80,13 @@ def below(frequency_hz: float, samples: Samples) -> Samples:
     return np.fft.irfft(spectrum, len(samples)).astype(np.float32)
 
 
+@for_families(QWEN2_5_OMNI, QWEN3_TTS)
 @pytest.mark.parametrize("audio_format", ["wav", "flac", "mp3", "opus", "aac"])
 def test_official_client_gets_the_same_speech_in_every_format(
     official: openai.OpenAI, pcm: Samples, audio_format: Any
 ) -> None:
     answer = official.audio.speech.create(
-        model=MODEL, voice="ash", input=TEXT, response_format=audio_format, extra_body=REPEATABLE
+        model=MODEL, voice="alloy", input=TEXT, response_format=audio_format, extra_body=REPEATABLE
     )
     samples = read(answer.content)
     if audio_format in ("wav", "flac"):
@@ -88,24 +95,33 @@ def test_official_client_gets_the_same_speech_in_every_format(
         assert similarity(below(SPEECH_BAND_HZ, samples), below(SPEECH_BAND_HZ, pcm)) > 0.9
 
 
-@for_each_family
-def test_official_client_streams_speech(official: openai.OpenAI, pcm: Samples) -> None:
+@for_each_reader
+def test_official_client_streams_speech(family: OmniFamily, official: openai.OpenAI, pcm: Samples) -> None:
     create = official.audio.speech.with_streaming_response.create
     with create(
-        model=MODEL, voice="Ethan", input=TEXT, response_format="pcm", extra_body=REPEATABLE
+        model=MODEL,
+        voice=family.default_voice,
+        input=TEXT,
+        response_format="pcm",
+        extra_body=REPEATABLE,
     ) as response:
         assert "content-length" not in response.headers
         pieces = list(response.iter_bytes())
     np.testing.assert_array_equal(np.frombuffer(b"".join(pieces), "<i2") / 32768, pcm)
 
 
+@for_families(QWEN2_5_OMNI, QWEN3_TTS)
 def test_sound_arrives_while_later_sound_is_made(family: OmniFamily, client: httpx2.Client) -> None:
-    body = speech(response_format="pcm") | ENDLESS
+    num_codes = 3500 if family is QWEN2_5_OMNI else 1900
+    body = speech(
+        response_format="pcm", stage_sampling={"talker": {"max_tokens": num_codes, "ignore_eos": True}}
+    )
     with client.stream("POST", SPEECH_URL, json=body) as response:
         first = next(response.iter_raw())
-    assert 0 < len(first) < 2 * family.num_samples(3500) / 4
+    assert 0 < len(first) < 2 * family.num_samples(num_codes) / 4
 
 
+@for_families(QWEN2_5_OMNI, QWEN3_TTS)
 def test_events_hold_the_file_and_its_tokens(client: httpx2.Client, pcm: Samples) -> None:
     response = client.post(SPEECH_URL, json=speech(response_format="pcm", stream_format="sse"))
     *deltas, done = [json.loads(payload) for payload in parse_frames(response.text)]
@@ -117,17 +133,30 @@ def test_events_hold_the_file_and_its_tokens(client: httpx2.Client, pcm: Samples
     assert usage["total_tokens"] == usage["input_tokens"] + NUM_CODES
 
 
-@for_each_family
-def test_text_voice_and_instructions_are_heard(client: httpx2.Client, pcm: Samples) -> None:
+@for_each_reader
+def test_text_voice_and_instructions_are_heard(
+    family: OmniFamily, client: httpx2.Client, pcm: Samples
+) -> None:
     """By a model that babbles: each changes what it says."""
     changes: list[dict[str, Any]] = [
         {"text": "Good evening."},
-        {"voice": "Chelsie"},
+        {"voice": family.voices[-1]},
         {"instructions": "Whisper."},
     ]
     files = [file_of(client, response_format="pcm", **change) for change in changes]
     same = (pcm * 32768).astype("<i2").tobytes()
     assert len({same, *files}) == 1 + len(files)
+
+
+@for_families(QWEN2_5_OMNI, QWEN3_TTS)
+def test_speed_shortens_the_speech_and_a_seed_repeats_it(client: httpx2.Client, pcm: Samples) -> None:
+    sampled = {"talker": {"temperature": 1, "min_tokens": NUM_CODES, "max_tokens": NUM_CODES}}
+    first, other, again = (
+        file_of(client, response_format="pcm", speed=2.0, seed=seed, stage_sampling=sampled)
+        for seed in (11, 12, 11)
+    )
+    assert again == first != other
+    assert len(first) // 2 == pytest.approx(pcm.size / 2, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +166,7 @@ def test_any_text_is_read(family: OmniFamily, client: httpx2.Client, text: str) 
     assert len(file_of(client, text=text, response_format="pcm")) == 2 * family.num_samples(NUM_CODES)
 
 
-@for_each_family
+@for_each_reader
 def test_a_text_of_the_greatest_length_is_read_in_passages(family: OmniFamily, client: httpx2.Client) -> None:
     text = "This is one of many sentences. " * 132
     assert 4000 < len(text.strip()) <= 4096
@@ -146,11 +175,39 @@ def test_a_text_of_the_greatest_length_is_read_in_passages(family: OmniFamily, c
     assert num_samples == 19 * family.num_samples(8)  # 225 letters each: half of the talker's 30 s
 
 
+@for_each_reader
 def test_voices_and_models_are_listed(family: OmniFamily, client: httpx2.Client) -> None:
     voices = client.get("/v1/audio/voices").json()["voices"]
     assert [voice["id"] for voice in voices if "alias_of" not in voice] == list(family.voices)
     assert {voice["alias_of"] for voice in voices if "alias_of" in voice} == set(family.voices)
     assert client.get("/v1/audio/models").json() == {"models": [{"id": MODEL}]}
+
+
+@for_families(QWEN3_TTS)
+@pytest.mark.parametrize(
+    ("param", "message", "path", "body"),
+    [
+        ("model", "does not answer chats", URL, chat("Hello")),
+        ("model", "writes no text", "/v1/completions", {"prompt": "Hello"}),
+        ("model", "does not answer chats", "/v1/responses", {"input": "Hello"}),
+        ("voice", "Unknown voice: 'Nobody'", SPEECH_URL, speech(voice="Nobody")),
+        ("language", "Unknown language 'klingon'", SPEECH_URL, speech(language="klingon")),
+        ("input", "no text to read", SPEECH_URL, speech("\n")),
+        ("stage_sampling.thinker", "only 'talker'", SPEECH_URL, speech(stage_sampling={"thinker": {}})),
+        (
+            "stage_sampling.talker.max_tokens",
+            "2048",
+            SPEECH_URL,
+            speech(stage_sampling={"talker": {"max_tokens": 2048}}),
+        ),
+    ],
+)
+def test_a_model_that_only_reads_aloud_refuses_what_it_cannot(
+    client: httpx2.Client, param: str, message: str, path: str, body: dict[str, Any]
+) -> None:
+    error = error_of(client.post(path, json=body | {"model": MODEL}), 400)
+    assert error["param"] == param
+    assert message in error["message"]
 
 
 def test_commands_of_the_page_work(server: ServerProcess, tmp_path: Path) -> None:

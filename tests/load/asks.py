@@ -101,6 +101,24 @@ def mixed_asks(num_questions: int = len(_QUESTIONS), longest: int = 300) -> list
     return asks
 
 
+def reading_asks() -> list[Ask]:
+    """The same of a model that only reads aloud."""
+
+    def body(number: int, **fields: Any) -> Any:
+        talker = {"temperature": 0.9, "min_tokens": 20, "max_tokens": 20}
+        sampled = {"seed": number, "stage_sampling": {"talker": talker}}
+        return _read_aloud(_QUESTIONS[0], **(sampled | {"voice": "alloy", "response_format": "pcm"} | fields))
+
+    long = {"talker": {"temperature": 0, "min_tokens": 60, "max_tokens": 60}}
+    return [
+        _json("read aloud", SPEECH_URL, body(1), b""),
+        _json("read aloud", SPEECH_URL, body(2, instructions="Whisper."), b""),
+        _json("long, read aloud", SPEECH_URL, body(3, stage_sampling=long), b""),
+        _json("read aloud, events", SPEECH_URL, body(4, stream_format="sse"), b"speech.audio.delta"),
+        _json("read aloud, file", SPEECH_URL, body(5, response_format="flac")),
+    ]
+
+
 def spoken_asks(num_questions: int = len(_QUESTIONS), longest: int = 300) -> list[Ask]:
     """Streamed speech only, which shows when its sound begins."""
     asks = mixed_asks(num_questions, longest)

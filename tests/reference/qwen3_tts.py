@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,14 @@ from tests.reference.qwen3_tts_cases import TTSCase
 from tests.reference.shared_answers import SharedAnswers
 
 _ROOT = Path(__file__).resolve().parents[2]
+_PROGRAM = "tests.reference.qwen3_tts_reference"
 _TIMEOUT_S = 600
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[Any]]
 Task = dict[str, object]
-"""What `qwen3_tts_reference.py` gets in a list."""
+"""What `_PROGRAM` gets in a list."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,18 @@ class Spoken:
     min_top2_gap: float
     """Smallest distance of the best from the second best processed logit, over all steps of talker and code
     predictor."""
+
+    @classmethod
+    def of(cls, arrays: Arrays, name: str) -> "Spoken":
+        return cls(
+            text_ids=arrays[f"{name}.text_ids"],
+            prompt_rows=arrays[f"{name}.prompt_rows"],
+            frame_rows=arrays[f"{name}.frame_rows"],
+            codes=arrays[f"{name}.codes"],
+            has_ended=bool(arrays[f"{name}.has_ended"]),
+            waveform=arrays[f"{name}.waveform"],
+            min_top2_gap=float(arrays[f"{name}.min_top2_gap"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -90,36 +103,33 @@ class Qwen3TTSReference:
         """Of frames [N, 16], in one pass."""
         return self._arrays([{"checkpoint": checkpoint, "decode": codes.tolist()}])[".waveform"]
 
+    def mistaken(self, cases: Mapping[str, TTSCase]) -> dict[str, Spoken]:
+        """The answers with one mistake each (`tests.reference.qwen3_tts_wrong`), by its name."""
+        tasks: list[Task] = [
+            {"checkpoint": case.checkpoint, "mistake": mistake, "ask": self._question(case)}
+            for mistake, case in cases.items()
+        ]
+        arrays = self._arrays(tasks)
+        return {mistake: Spoken.of(arrays, mistake) for mistake in cases}
+
     def _spoken(self, batches: list[list[TTSCase]]) -> dict[str, Spoken]:
         tasks: list[Task] = [
             {"checkpoint": batch[0].checkpoint, "speak": [self._question(case) for case in batch]}
             for batch in batches
         ]
         arrays = self._arrays(tasks)
-        return {
-            case.name: Spoken(
-                text_ids=arrays[f"{case.name}.text_ids"],
-                prompt_rows=arrays[f"{case.name}.prompt_rows"],
-                frame_rows=arrays[f"{case.name}.frame_rows"],
-                codes=arrays[f"{case.name}.codes"],
-                has_ended=bool(arrays[f"{case.name}.has_ended"]),
-                waveform=arrays[f"{case.name}.waveform"],
-                min_top2_gap=float(arrays[f"{case.name}.min_top2_gap"]),
-            )
-            for batch in batches
-            for case in batch
-        }
+        return {case.name: Spoken.of(arrays, case.name) for batch in batches for case in batch}
 
     def _arrays(self, tasks: list[Task]) -> Arrays:
         return self._answers.get(tasks, lambda: self._run(tasks))
 
     def _run(self, tasks: list[Task]) -> Arrays:
         located = [task | {"checkpoint": f"{self._checkpoints}/{task['checkpoint']}"} for task in tasks]
-        python = _environment() / "bin" / "python"
+        python = environment() / "bin" / "python"
         with tempfile.TemporaryDirectory() as folder:
             questions, answers = Path(folder) / "questions.json", Path(folder) / "answers.npz"
             questions.write_text(json.dumps(located))
-            _check_run([python, _ROOT / "tests" / "reference" / "qwen3_tts_reference.py", questions, answers])
+            _check_run([python, "-m", _PROGRAM, questions, answers])
             with np.load(answers) as arrays:
                 return dict(arrays)
 
@@ -132,7 +142,7 @@ class Qwen3TTSReference:
         return question
 
 
-def _environment() -> Path:
+def environment() -> Path:
     """That of the reference, made the first time."""
     folder = _check_run([_ROOT / "scripts" / "setup-consumers", sys.executable, "qwen-tts"]).strip()
     return _ROOT / folder / "qwen-tts"
@@ -145,6 +155,7 @@ def _check_run(command: Sequence[str | Path]) -> str:
     }
     finished = subprocess.run(
         command,
+        cwd=_ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

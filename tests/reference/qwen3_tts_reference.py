@@ -1,6 +1,6 @@
 """Speaks with the reference implementation of Qwen3-TTS, qwen-tts-hf: greedily, in float32 on the CPU.
 
-Usage: qwen3_tts_reference.py QUESTIONS.json ANSWERS.npz
+Usage: python -m tests.reference.qwen3_tts_reference QUESTIONS.json ANSWERS.npz
 
 `tests.reference.qwen3_tts` runs it in the environment of `scripts/setup-consumers`, writes the questions and
 reads the answers. It is a program because the package changes functions of transformers for the whole process.
@@ -19,6 +19,8 @@ from qwen_tts.core.models.modeling_qwen3_tts import Qwen3TTSForConditionalGenera
 from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import MimiConfig
+
+from tests.reference.qwen3_tts_wrong import mistaken
 
 SAMPLES_PER_FRAME = 1920
 
@@ -65,6 +67,9 @@ class Reference:
             case {"speak": questions}:
                 answers = self.speak(questions)
                 return {q["name"]: answer for q, answer in zip(questions, answers, strict=True)}
+            case {"mistake": mistake, "ask": question}:
+                with mistaken(self, mistake, question) as asked:
+                    return {mistake: self.speak([asked])[0]}
             case {"hear": recordings}:
                 return {str(i): self.hear(samples) for i, samples in enumerate(recordings)}
             case {"decode": codes}:
@@ -81,7 +86,7 @@ class Reference:
         texts = [self._assistant(question["text"]) for question in questions]
         codes, _ = self.model.generate(
             input_ids=texts,
-            instruct_ids=[self._user(question["instructions"]) for question in questions],
+            instruct_ids=[self.user(question["instructions"]) for question in questions],
             languages=[question["language"] for question in questions],
             non_streaming_mode=not streams_text,
             max_new_tokens=max_frames + 1,  # the last frame is completed in the step after it
@@ -149,7 +154,7 @@ class Reference:
     def _reference(self, text: str) -> torch.Tensor:
         return self._ids(f"<|im_start|>assistant\n{text}<|im_end|>\n")
 
-    def _user(self, text: str | None) -> torch.Tensor | None:
+    def user(self, text: str | None) -> torch.Tensor | None:
         return None if text is None else self._ids(f"<|im_start|>user\n{text}<|im_end|>\n")
 
     def _ids(self, text: str) -> torch.Tensor:

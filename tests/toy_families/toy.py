@@ -13,6 +13,7 @@ from omni_server.family import (
     FamilyModel,
     NeededFile,
     Prompt,
+    ReferenceImplementation,
     StageFootprint,
 )
 from omni_server.types import (
@@ -96,7 +97,7 @@ class ToyModel(FamilyModel):
 class ToyFamily:
     """Implements the part of `omni_server.family.ModelFamily` that all toy families share."""
 
-    reference: str | None = None
+    reference: ReferenceImplementation | None = None
     engine_modules: tuple[str, ...] = ()
     default_configs: DefaultConfigs | None = None
     pipeline: Pipeline

@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -149,6 +150,23 @@ def messages_of(items: Sequence[Item], instructions: str, model: ModelInfo) -> t
     if instructions:
         messages.appendleft(ChatMessage("system", (TextPart(instructions),)))
     return tuple(messages)
+
+
+def text_to_read(items: Sequence[Item]) -> str:
+    """What users have written since the last answer, for a model that only reads aloud.
+
+    Raises `InvalidRequestError` if that is nothing.
+    """
+    unread = list(takewhile(lambda item: not isinstance(item, AssistantItem), reversed(items)))
+    parts = [part for item in reversed(unread) if isinstance(item, UserItem) for part in item.content]
+    text = "\n".join(part.text for part in parts if isinstance(part, WrittenText)).strip()
+    if not text:
+        raise InvalidRequestError(
+            "There is no text to read: a response reads what users have written since the last one.",
+            param="response.input",
+            code="empty_string",
+        )
+    return text
 
 
 def _message(item: Item, room: dict[MediaKind, int]) -> ChatMessage:

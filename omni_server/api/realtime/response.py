@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
@@ -32,12 +32,12 @@ from omni_server.api.realtime.server_events import (
 from omni_server.api.realtime.session_config import SessionConfig, tool_use
 from omni_server.api.sampling import text_sampling
 from omni_server.api.state import ServerState
+from omni_server.api.usage import total_usage
 from omni_server.errors import OmniError
 from omni_server.types import (
     SAMPLE_RATE_HZ,
     AudioDelta,
     ChatMessage,
-    Finished,
     ModelInfo,
     OmniRequest,
     SamplingConfig,
@@ -60,6 +60,10 @@ class ResponsePlan:
     config: SessionConfig
     """In effect for this response."""
     messages: tuple[ChatMessage, ...]
+    text: str | None
+    """What a model that only reads aloud is to speak; None for others."""
+    passages: Sequence[OmniRequest]
+    """Of `text`."""
     conversation: Conversation | None
     """Receives the answer as items; None for an out-of-band response."""
     metadata: Mapping[str, str] | None
@@ -137,11 +141,12 @@ class ResponseRun:
 
     async def _answer(self) -> None:
         generator = self._state.require_generator()
-        request = self._plan.request(generator.model_info)
-        async with aclosing(AnswerStream(generator, self._state, self.id)) as answer:
-            await answer.submit(request, truncates=self._plan.config.truncation != "disabled")
-            if request.tools is None:
+        first, *others = self._plan.passages or [self._plan.request(generator.model_info)]
+        async with aclosing(AnswerStream(generator, self._state, self.id, one_by_one=others)) as answer:
+            await answer.submit(first, truncates=self._plan.config.truncation != "disabled")
+            if first.tools is None:
                 self._writer.open_message()
+            self._writer.text(self._plan.text or "")
             async with aclosing(answer.events(pace=self._state.audio_pace())) as stream:
                 async for item in stream:
                     match item:
@@ -151,10 +156,11 @@ class ResponseRun:
                             self._writer.call(call)
                         case (_, AudioDelta(samples=samples)):
                             self._writer.audio(samples)
-                        case (_, Finished(finish_reason="length", usage=usage)):
-                            self._writer.close("incomplete", usage, reason="max_output_tokens")
-                        case (_, Finished(usage=usage)):
-                            self._writer.close("completed", usage)
+            usage = total_usage(answer.usages, num_choices=1)
+            if answer.num_cut_short:
+                self._writer.close("incomplete", usage, reason="max_output_tokens")
+            else:
+                self._writer.close("completed", usage)
 
 
 class _Writer:

@@ -61,7 +61,7 @@ def realtime_router(
         try:
             model = state.require_generator().model_info
             check_model(websocket.query_params.get("model", model.name), model)
-            if model.text_stage is None:
+            if model.text_stage is None and (model.clones_voices or not model.voices):
                 raise InvalidRequestError(
                     f"The model '{model.name}' holds no conversations.",
                     param="model",
@@ -84,6 +84,7 @@ def realtime_router(
                 InputBuffer(new_model, config.media_limits.max_audio_seconds),
                 ItemLoader(media, config.media_limits, model),
                 duration_s=config.realtime_session_timeout_s,
+                max_speech_characters=config.max_speech_characters,
             )
             began = time.monotonic()
             end = await _Connection(websocket, session, outbox, state).run(config)

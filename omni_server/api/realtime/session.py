@@ -11,19 +11,21 @@ from pydantic import JsonValue
 
 from omni_server.api.realtime import client_events as client
 from omni_server.api.realtime.audio_format import Samples, decode_audio
-from omni_server.api.realtime.conversation import Conversation, messages_of
+from omni_server.api.realtime.conversation import Conversation, messages_of, text_to_read
 from omni_server.api.realtime.input_buffer import InputBuffer, Started, Stopped
 from omni_server.api.realtime.item_loader import ItemLoader
 from omni_server.api.realtime.items import HeardAudio, Item, UserItem
 from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.response import ResponsePlan, ResponseRun
 from omni_server.api.realtime.server_events import new_id, shown, wire_error
-from omni_server.api.realtime.session_config import first_config, updated
+from omni_server.api.realtime.session_config import SessionConfig, first_config, updated
 from omni_server.api.realtime.transcriber import report_failure, transcribe
+from omni_server.api.schemas import StageSampling
+from omni_server.api.speech import SpeechRequest, parse_speech
 from omni_server.api.state import ServerState
 from omni_server.api.validation import missing_parameter
 from omni_server.errors import InvalidRequestError, OmniError, OverloadedError
-from omni_server.types import ModelInfo
+from omni_server.types import ModelInfo, OmniRequest
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class Session:
         loader: ItemLoader,
         *,
         duration_s: float,
+        max_speech_characters: int,
     ) -> None:
         self.id = new_id("sess")
         self._model = model
@@ -56,6 +59,7 @@ class Session:
         self._outbox = outbox
         self._buffer = buffer
         self._loader = loader
+        self._max_speech_characters = max_speech_characters
         self._expires_at = int(time.time() + duration_s)
         self._config = first_config(model)
         self._conversation = Conversation()
@@ -269,18 +273,42 @@ class Session:
         config = self._config
         if params.overrides:
             config = updated(config, params.overrides, self._model, param="response")
+        name = new_id("resp")
+        text, passages = self._to_read(name, items, config)
         plan = ResponsePlan(
-            id=new_id("resp"),
+            id=name,
             config=config,
             messages=messages_of(items, config.instructions, self._model),
+            text=text,
+            passages=passages,
             conversation=self._conversation if params.conversation != "none" else None,
             metadata=params.metadata,
         )
-        self._state.require_generator()
         run = ResponseRun(plan, self._outbox, self._state, self._ended)
         self._runs.add(run)
         if not run.is_out_of_band:
             self._answer_is_due = False
+
+    def _to_read(
+        self, name: str, items: Sequence[Item], config: SessionConfig
+    ) -> tuple[str | None, Sequence[OmniRequest]]:
+        """The text that a model that only reads aloud is to speak, and its requests, as `/v1/audio/speech`
+        would make them. Raises `InvalidRequestError`."""
+        generator = self._state.require_generator()
+        if self._model.speech_stage is None or self._model.text_stage is not None:
+            return None, ()
+        text, limit = text_to_read(items), config.max_output_tokens
+        body = SpeechRequest(
+            model=self._model.name,
+            input=text,
+            voice=config.audio.output.voice,
+            instructions=config.instructions,
+            stage_sampling={
+                self._model.speech_stage: StageSampling(max_tokens=None if limit == "inf" else limit)
+            },
+        )
+        requests, _ = parse_speech(body, name, generator, self._max_speech_characters)
+        return text, requests
 
     def _ended(self, run: ResponseRun) -> None:
         self._runs.discard(run)

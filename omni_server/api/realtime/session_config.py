@@ -223,6 +223,11 @@ def updated(
         raise InvalidRequestError(
             "This model answers with text only.", param=f"{param}.output_modalities", code="unsupported_value"
         )
+    if model.text_stage is None and (not new.with_speech or new.tools):
+        field = "tools" if new.with_speech else "output_modalities"
+        raise InvalidRequestError(
+            "This model only reads aloud.", param=f"{param}.{field}", code="unsupported_value"
+        )
     tool_use(new, param)
     if new.audio.output.voice is not None and model.voices:
         voice = resolve_voice(new.audio.output.voice, model, f"{param}.audio.output.voice")

@@ -1,4 +1,4 @@
-"""The environments of the consumers, and a server whose model calls functions."""
+"""The environments of the consumers, a server whose model calls functions, and one whose model only reads aloud."""
 
 import json
 import os
@@ -7,19 +7,29 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 
+from omni_server.types import AudioDelta
+from tests.browser.scripted_server import ScriptedServer
 from tests.integration.server_process import ROOT, wait_until
+from tests.unit.api.fake_generator import MODEL, finished
 
 PROGRAMS = Path(__file__).parent / "programs"
 WAV = ROOT / "tests" / "data" / "media" / "speech_hello.wav"
 PROGRAM_TIMEOUT_S = 300
 
-DEMO_ADDRESS, DEMO_NAME = "127.0.0.1:8091", "speaking-demo"  # those of the recipes
+DEMO_ADDRESS = "127.0.0.1:8091"  # these are in the recipes
+NAMES = (
+    "speaking-demo",
+    "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
+    "Qwen/Qwen3-TTS-12Hz-1.7B-Base",
+)
 Agent = Callable[[str, str, str, str], dict[str, Any]]
 """Consumer, mode, address and model of the server to what the program reports."""
 
@@ -43,9 +53,11 @@ def agent(environments: Path, tmp_path_factory: pytest.TempPathFactory) -> Agent
     """Runs a program of `programs/` with the services that the consumer's recipe makes."""
 
     def run(consumer: str, mode: str, url: str, model: str) -> dict[str, Any]:
-        cascade, realtime = recipe(consumer, "python", url, model)
+        cascade, realtime, reading = recipe(consumer, "python", url, model)
         services = tmp_path_factory.mktemp(consumer) / "services.py"
-        services.write_text(realtime if mode.startswith("realtime") else cascade)
+        services.write_text(
+            {"read": reading, "realtime": realtime, "realtime-tool": realtime}.get(mode, cascade)
+        )
         command: list[str | Path] = [
             environments / "agents" / "bin" / "python",
             PROGRAMS / f"{consumer}_agent.py",
@@ -91,13 +103,40 @@ def scripted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.wait(60)
 
 
+READER = replace(
+    MODEL,
+    name="org/tts-tiny",
+    aliases=("tts",),
+    voices=("vivian", "ryan"),
+    default_voice="vivian",
+    outputs=frozenset({"audio"}),
+    text_stage=None,
+    input_modalities=(),
+)
+READER_SAMPLES = 24_000
+
+
+@pytest.fixture
+def reader() -> Iterator[ScriptedServer]:
+    """The real API with a scripted model that only reads aloud, as Qwen3-TTS does."""
+    server = ScriptedServer()
+    tone = np.sin(np.arange(READER_SAMPLES // 5, dtype=np.float32) / 20) * np.float32(0.3)
+    pieces = [AudioDelta(position * len(tone), tone) for position in range(5)]
+    server.generator.model_info = READER
+    server.generator.script = [*pieces, finished(codec_tokens=5)]
+    try:
+        yield server
+    finally:
+        server.close()
+
+
 def recipe(consumer: str, language: str, url: str, model: str) -> list[str]:
     """The programs of a page of docs/recipes, for this server."""
     page = (ROOT / "docs" / "recipes" / f"{consumer}.md").read_text()
     texts = re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    return [
-        text.replace(DEMO_ADDRESS, url.removeprefix("http://")).replace(DEMO_NAME, model) for text in texts
-    ]
+    for name in NAMES:
+        texts = [text.replace(name, model) for text in texts]
+    return [text.replace(DEMO_ADDRESS, httpx2.URL(url).netloc.decode()) for text in texts]
 
 
 def wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -1,7 +1,9 @@
 """The OpenAI plugin of LiveKit Agents (`livekit-agents`, `livekit-plugins-openai`), called as an agent
 session calls it, with the settings of docs/recipes/livekit.md."""
 
-from tests.integration.consumers.conftest import Agent
+from omni_server.types import SpeechOutput
+from tests.browser.scripted_server import ScriptedServer
+from tests.integration.consumers.conftest import READER_SAMPLES, Agent
 from tests.integration.consumers.scripted_server import ANSWER
 
 NAME = "livekit"
@@ -29,3 +31,13 @@ def test_all_that_is_said_arrives(scripted_server: str, agent: Agent) -> None:
     assert (cascade["transcript"], cascade["text"]) == (ANSWER, ANSWER)
     assert 24_000 <= cascade["samples"] < 24_000 + 4 * MP3_FRAME
     assert realtime["asked"] == realtime["spoken"] == {"text": ANSWER, "samples": 24_000}
+
+
+def test_a_model_that_only_reads_aloud_is_the_voice_of_an_agent(reader: ScriptedServer, agent: Agent) -> None:
+    report = agent(NAME, "read", reader.url, "tts")
+
+    assert report["sample_rates"] == [24_000]
+    assert READER_SAMPLES <= report["samples"] < READER_SAMPLES + 4 * MP3_FRAME
+    assert reader.generator.last_request.speech == SpeechOutput(
+        voice="ryan", text="Good morning!", instructions="Speak calmly."
+    )

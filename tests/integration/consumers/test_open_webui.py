@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from omni_server.types import SpeechOutput
+from tests.browser.scripted_server import ScriptedServer
 from tests.integration.consumers.conftest import (
     WAV,
     free_port,
@@ -107,6 +109,31 @@ def test_an_answer_is_read_aloud(open_webui: httpx2.Client) -> None:
     assert (response.status_code, response.headers["content-type"]) == (200, "audio/mpeg")
     assert response.content[0] == 0xFF  # a frame of MP3, without a tag before it
     assert len(response.content) > 1000
+
+
+def test_an_answer_is_read_aloud_by_another_model_that_does_nothing_else(
+    open_webui: httpx2.Client, reader: ScriptedServer
+) -> None:
+    """As set in its admin panel."""
+    before = open_webui.get("/api/v1/audio/config").json()
+    settings = {
+        "OPENAI_API_BASE_URL": f"{reader.url}v1",
+        "MODEL": "tts",
+        "OPENAI_PARAMS": {"language": "german", "instructions": "Speak calmly."},
+    }
+    try:
+        open_webui.post("/api/v1/audio/config/update", json=before | {"tts": before["tts"] | settings})
+        voices = open_webui.get("/api/v1/audio/voices").json()["voices"]
+        response = open_webui.post("/api/v1/audio/speech", json={"input": "Guten Tag!", "voice": "ryan"})
+    finally:
+        open_webui.post("/api/v1/audio/config/update", json=before)
+
+    assert {"vivian", "ryan"} <= {voice["id"] for voice in voices}
+    assert (response.status_code, response.headers["content-type"]) == (200, "audio/mpeg")
+    assert len(response.content) > 1000
+    assert reader.generator.last_request.speech == SpeechOutput(
+        voice="ryan", text="Guten Tag!", language="german", instructions="Speak calmly."
+    )
 
 
 def test_a_recording_is_written_down(open_webui: httpx2.Client) -> None:

@@ -3,7 +3,9 @@ docs/recipes/pipecat.md sets them up."""
 
 import pytest
 
-from tests.integration.consumers.conftest import Agent
+from omni_server.types import SpeechOutput
+from tests.browser.scripted_server import ScriptedServer
+from tests.integration.consumers.conftest import READER_SAMPLES, Agent
 from tests.integration.consumers.scripted_server import ANSWER
 
 NAME = "pipecat"
@@ -26,3 +28,12 @@ def test_all_that_is_said_arrives(scripted_server: str, agent: Agent) -> None:
     assert cascade["sample_rates"] == realtime["sample_rates"] == [24_000]
     assert (cascade["transcripts"], cascade["text"], cascade["samples"]) == ([ANSWER], ANSWER, 24_000)
     assert (realtime["spoken"], realtime["samples"], realtime["errors"]) == (2 * ANSWER, 2 * 24_000, [])
+
+
+def test_a_model_that_only_reads_aloud_is_the_voice_of_an_agent(reader: ScriptedServer, agent: Agent) -> None:
+    report = agent(NAME, "read", reader.url, "tts")
+
+    assert (report["errors"], report["samples"], report["sample_rates"]) == ([], READER_SAMPLES, [24_000])
+    assert reader.generator.last_request.speech == SpeechOutput(
+        voice="ryan", text="Good morning!", instructions="Speak calmly."
+    )

@@ -65,6 +65,15 @@ CLONING_MODEL = replace(
 TEXT_ONLY_MODEL = replace(
     MODEL, voices=(), default_voice=None, outputs=frozenset({"text"}), speech_stage=None
 )
+READING_MODEL = replace(
+    MODEL,
+    outputs=frozenset({"audio"}),
+    text_stage=None,
+    input_modalities=(),
+    max_media_per_prompt={},
+    hears_videos=False,
+)
+"""It only reads aloud."""
 
 IMAGE_MODEL = replace(
     TEXT_ONLY_MODEL,
@@ -248,6 +257,8 @@ class FakeGenerator:
             script = image_script(request.image)
         elif script is None:
             script = speech_script() if request.speech is not None else text_script()
+            if self.model_info.text_stage is None:
+                script = [entry for entry in script if not isinstance(entry, TextDelta)]
         generation = FakeGeneration(request.request_id, script, deliver)
         self.generations.append(generation)
         return generation

@@ -67,6 +67,7 @@ async def test_a_voice_that_was_sent_speaks_until_it_is_deleted(
         "id": "Ada",
         "name": "Ada",
         "created_at": created.json()["created_at"],
+        "type": "audio_sample",
         "uploaded": True,
     }
     assert await names(app) == ["Ada"]

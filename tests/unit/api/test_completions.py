@@ -16,8 +16,8 @@ from tests.unit.api.asgi_call import AsgiCall
 from tests.unit.api.clients import app_of, chat, error_of, http_client, openai_client
 from tests.unit.api.fake_generator import (
     IMAGE_MODEL,
-    MODEL,
     PROMPT,
+    READING_MODEL,
     TEXT,
     FakeGenerator,
     Hang,
@@ -29,7 +29,6 @@ from tests.unit.api.test_bad_requests import tool
 from tests.unit.api.test_choices import SCRIPT, EachItsOwn, saying
 
 COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/completions", "/tokenize", "/detokenize"
-SPEECH_MODEL = replace(MODEL, outputs=frozenset({"audio"}), text_stage=None)
 BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"model": "omni", "prompt": "a"},
     TOKENIZE: {"prompt": "a"},
@@ -230,7 +229,7 @@ async def test_values_without_effect_are_accepted(field: str) -> None:
 
 
 @each_route
-@pytest.mark.parametrize("model", [IMAGE_MODEL, SPEECH_MODEL])
+@pytest.mark.parametrize("model", [IMAGE_MODEL, READING_MODEL])
 async def test_models_that_write_no_text_refuse(path: str, model: Any) -> None:
     error = error_of(await post(FakeGenerator(model), path, BODIES[path]))
     assert (error["param"], error["code"]) == ("model", "unsupported_value")

@@ -215,9 +215,14 @@ def outcome(command: str, folder: Path, config: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.fixture(scope="module")
-def whole_pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pipeline") / "sd15"
-    return make_demo_checkpoint(folder, family="diffusers", pipeline="sd15")
+def whole_of_families(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("families")
+    pipelines = {"diffusers": "qwen-image", "qwen3_tts": "base"}
+    in_folders = {
+        family: make_demo_checkpoint(root / family, family=family, pipeline=pipeline)
+        for family, pipeline in pipelines.items()
+    }
+    return {"qwen2_5_omni": whole, **in_folders}
 
 
 def with_component(folder: Path, name: str, value: object) -> None:
@@ -227,8 +232,8 @@ def with_component(folder: Path, name: str, value: object) -> None:
 
 PIPELINE_DAMAGE: dict[str, tuple[Damage, str]] = {
     "a broken header": (
-        lambda folder: flip(next(folder.glob("unet/*.safetensors")), 40),
-        "unet/diffusion_pytorch_model.safetensors: cannot be read as safetensors",
+        lambda folder: flip(next(folder.glob("transformer/*.safetensors")), 40),
+        "transformer/diffusion_pytorch_model.safetensors: cannot be read as safetensors",
     ),
     "a nested index": (
         lambda folder: (folder / "model_index.json").write_text(NESTED),
@@ -257,16 +262,42 @@ PIPELINE_DAMAGE: dict[str, tuple[Damage, str]] = {
 }
 
 
+CODEC = "speech_tokenizer"
+CODEC_DAMAGE: dict[str, tuple[Damage, str]] = {
+    "cut off": (lambda folder: cut(weights(folder / CODEC), 0.6), f"{CODEC}/{UNREADABLE}"),
+    "no weights": (
+        lambda folder: weights(folder / CODEC).unlink(),
+        f"{CODEC} has no weights in the format safetensors",
+    ),
+    "missing shard": (
+        lambda folder: with_index(folder / CODEC, "model-00002.safetensors"),
+        f"{CODEC}: 1 of the 1 weight files that model.safetensors.index.json names are missing",
+    ),
+    "a nested config": (
+        lambda folder: (folder / CODEC / "config.json").write_text(NESTED),
+        f"{CODEC}/config.json: cannot be read as JSON",
+    ),
+}
+IN_FOLDERS = {"diffusers": PIPELINE_DAMAGE, "qwen3_tts": CODEC_DAMAGE}
+
+
 @pytest.mark.parametrize("command", ["serve", "check"])
-@pytest.mark.parametrize("name", PIPELINE_DAMAGE)
-def test_damaged_file_of_a_pipeline_is_named(
-    command: str, name: str, whole_pipeline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("family", "name"), [(family, name) for family, damages in IN_FOLDERS.items() for name in damages]
+)
+def test_damaged_file_in_a_folder_of_a_checkpoint_is_named(
+    command: str,
+    family: str,
+    name: str,
+    whole_of_families: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder = Path(shutil.copytree(whole_pipeline, tmp_path / "pipeline"))
-    damage, message = PIPELINE_DAMAGE[name]
+    folder = Path(shutil.copytree(whole_of_families[family], tmp_path / family))
+    damage, message = IN_FOLDERS[family][name]
     damage(folder)
 
-    assert message in outcome(command, folder, "diffusers.demo-cpu", capsys)
+    assert message in outcome(command, folder, f"{family}.demo-cpu", capsys)
 
 
 def test_whole_files_are_not_refused(folder: Path, config: StageConfig) -> None:
@@ -276,23 +307,33 @@ def test_whole_files_are_not_refused(folder: Path, config: StageConfig) -> None:
     refuse_damaged_files(folder.parent / "without", config, load_format="dummy")
 
 
+@pytest.mark.parametrize(
+    ("family", "part", "name"),
+    [
+        ("qwen2_5_omni", "", "talker.codec_head.weight"),
+        ("qwen3_tts", CODEC, "decoder.pre_conv.conv.weight"),
+    ],
+)
 def test_start_that_failed_is_explained_by_weights_that_are_missing_or_misshapen(
-    folder: Path, config: StageConfig
+    family: str, part: str, name: str, whole_of_families: dict[str, Path], tmp_path: Path
 ) -> None:
     """Which no header tells by itself."""
-    failed = ConfigError("stage 'talker' did not start: Engine core initialization failed.")
+    folder = Path(shutil.copytree(whole_of_families[family], tmp_path / family))
+    config = load_stage_config(find_shipped_config(f"{family}.demo-cpu"))
+    failed = ConfigError("a stage did not start: Engine core initialization failed.")
     assert explained(failed, folder, config, load_format="auto") is failed
 
     def renamed(header: Header) -> None:
-        header["talker.other"] = header.pop("talker.codec_head.weight")
+        header["another"] = header.pop(name)
 
     def turned(header: Header) -> None:
-        header["talker.codec_head.weight"]["shape"].reverse()
+        header[name]["shape"].reverse()
 
-    for change, message in ((turned, "is ["), (renamed, "in no file, the first is talker.codec_head.weight")):
-        with_header(weights(folder), change)
+    whole_name = f"{part}/{name}" if part else name
+    for change, message in ((turned, "is ["), (renamed, f"in no file, the first is {whole_name}")):
+        with_header(weights(folder / part), change)
         refuse_damaged_files(folder, config, load_format="auto")
         told = str(explained(failed, folder, config, load_format="auto"))
         assert message in told
-        assert "talker.codec_head.weight" in told
+        assert whole_name in told
         assert told.endswith(f"({failed})")

@@ -54,6 +54,11 @@ ON_CPUS = {
     "diffusers.demo-cpu": ("tiny diffusers", 4),
 }
 """Model, and GB of main memory."""
+TTS_TALKERS = {
+    "tts 0b6": {"hidden_size": 1024, "intermediate_size": 3072},
+    "tts 1b7": None,
+}
+"""What differs from 1.7B."""
 
 Folders = Callable[[str], Path]
 
@@ -70,8 +75,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
             return make_demo_checkpoint(path / "tiny", family=family, pipeline=kind, weights="dummy")
         if model == "qwen-image":
             return make_demo_checkpoint(path / "pipeline", family="diffusers", size=model, weights="dummy")
-        if model == "tts 1b7":
-            return write_tts(path)
+        if model.startswith("tts "):
+            return write_tts(path, talker=TTS_TALKERS[model])
         config = genuine_qwen3() if model == "30b" else genuine_qwen2_5(model)
         (path / "config.json").write_text(json.dumps(config))
         return path
@@ -171,6 +176,39 @@ def test_qwen3_omni_gets_the_largest_deployment_that_fits(folders: Folders) -> N
         for config in (on_two, on_one)
     ] == [[2048, 512], [128, 128]]
     assert [stage.devices for stage in on_two.stages.values()] == [(0,), (1,), (1,)]
+
+
+TTS_SIZES = (7.65, 8.0, 10.0, 11.6, 16.0, 24.0, 48.0, 80.0, 141.0)
+"""GiB. A card that is sold with 8 GB has the first."""
+TTS_CHOSEN: Mapping[tuple[str, str], tuple[tuple[int, int] | None, ...]] = {
+    ("tts 0b6", "custom_voice"): ((8192, 8), (8192, 16), (8192, 32), *[(8192, 64)] * 6),
+    ("tts 0b6", "base"): ((4096, 4), (8192, 4), (8192, 16), *[(8192, 64)] * 6),
+    ("tts 1b7", "voice_design"): ((4096, 4), (8192, 4), (8192, 16), *[(8192, 64)] * 6),
+    ("tts 1b7", "base"): (None, None, (4096, 4), *[(8192, 64)] * 6),
+}
+"""The table of docs/configuration.md: context and requests at once."""
+
+
+@pytest.mark.parametrize(("model", "kind"), TTS_CHOSEN)
+def test_qwen3_tts_gets_the_largest_deployment_that_fits(model: str, kind: str, folders: Folders) -> None:
+    folder = folders(model)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tts_model_type": kind}))
+    base = load_for(find_shipped_config("qwen3_tts"), load_family("stages.qwen3_tts:FAMILY").outputs(folder))
+    sizes = sizes_of(base, folder)
+    for gib, chosen in zip(TTS_SIZES, TTS_CHOSEN[model, kind], strict=True):
+        if chosen is None:
+            with pytest.raises(
+                ConfigError, match=r"does not fit: .* What would fit: one GPU with 11 GB, two"
+            ):
+                plan(gpus([gib]), base, sizes, None)
+            continue
+        planned, report = plan(gpus([gib]), base, sizes, None), Report(model)
+        check_gpu_memory(planned, sizes, gpus([gib]), report)
+        assert report.findings == []
+        assert ("voice_encoder" in planned.stages) == (kind == "base")
+        talker = planned.stages["talker"]
+        assert (talker.max_model_len, talker.max_num_seqs) == chosen, gib
 
 
 def test_qwen3_omni_without_a_talker_gets_the_thinker_alone(folders: Folders) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from vllm import SamplingParams
 
-from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
 from omni_server.config.pipeline import TokenFrames
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
@@ -284,6 +284,9 @@ class Stages:
     def dropped(self) -> list[SharedBlock]:
         return self.talker.dropped
 
+    audio: AudioTask = field(init=False, compare=False)
+    """Of the last request that speaks."""
+
     def run(
         self,
         *,
@@ -291,6 +294,7 @@ class Stages:
         deadline_s: float = 30.0,
         detokenize: Callable[[Sequence[int]], str] | None = None,
         tool_parser: ToolParser | None = None,
+        must_end: bool = False,
         reply: tuple[int, ...] | None = None,
         frames: TokenFrames = ONE_CODEBOOK,
         text_rows: TextRows | None = None,
@@ -303,8 +307,13 @@ class Stages:
         read, speaker = ReadRun(), None
         run = read.run = RequestRun("request", FairShareQueue().take("caller"), read.deliver)
         if speech:
-            audio = AudioTask(
-                run, "talker", decoding=self.decoding(frames), edge=self.edge, stop_ids=(STOP_CODE,)
+            audio = self.audio = AudioTask(
+                run,
+                "talker",
+                decoding=self.decoding(frames),
+                edge=self.edge,
+                stop_ids=(STOP_CODE,),
+                must_end=must_end,
             )
             talker = Stage("talker", [cast(ArHandle, self.talker)])
             talker_prompt = (8,) * NUM_PROMPT + (6, 7)
@@ -336,7 +345,7 @@ class Stages:
         return read
 
     def decoding(self, frames: TokenFrames) -> SpeechDecoding:
-        pending, plan = PendingStreams(), ChunkPlan()
+        pending, plan = PendingStreams(), ChunkPlan(pacing=PacingConfig(max_start_delay_s=0))
         scheduler = SpeechScheduler(plan, CodecLayout(CODES_PER_WINDOW, SAMPLES_PER_CODE), pending)
         return SpeechDecoding(
             decoder=Stage("code2wav", [cast(DiffusionHandle, self.code2wav)]),

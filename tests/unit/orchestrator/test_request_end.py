@@ -9,11 +9,12 @@ import pytest
 
 from omni_server.errors import (
     CorruptDataError,
+    EndlessSpeechError,
     InvalidRequestError,
     OmniError,
     StageError,
 )
-from omni_server.types import AudioDelta, OmniEvent
+from omni_server.types import AudioDelta, Finished, OmniEvent
 from tests.unit.orchestrator.fake_stages import (
     STOP_CODE,
     Stages,
@@ -161,6 +162,26 @@ async def test_last_window_that_does_not_come_is_an_error_and_not_a_shorter_answ
         CorruptDataError,
         r"\(window_sequence\): the windows end at sample 20, the frames at sample 30",
     )
+    assert stages.is_released()
+
+
+async def test_speech_that_must_end_fails_at_its_limit() -> None:
+    stages, events = asked(must_end=True)
+    await write(stages, 5)
+    stages.talker.stream.send(1, 2, 3, finish="length")
+    await fails_with(events, EndlessSpeechError, "stage 'talker': the speech has not ended")
+    assert stages.is_released()
+
+
+async def test_speech_is_cut_at_the_length_that_its_text_allows() -> None:
+    stages, events = asked()
+    await write(stages, 5)
+    stages.audio.limit(4)
+    stages.talker.stream.send(1, 2)
+    stages.talker.stream.send(3, 4)
+    finished = (await asyncio.wait_for(events, 5))[-1]
+    assert isinstance(finished, Finished)
+    assert finished.finish_reason == "length"
     assert stages.is_released()
 
 

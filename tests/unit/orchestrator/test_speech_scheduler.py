@@ -153,9 +153,18 @@ PLAYED = ChunkPlan(new_blocks=(1, 2, 4))
 class Listener:
     """A stream whose talker and code2wav the test plays."""
 
-    def __init__(self, scheduler: SpeechScheduler, stack: ExitStack, *, has_ramp: bool = True) -> None:
+    def __init__(
+        self,
+        scheduler: SpeechScheduler,
+        stack: ExitStack,
+        *,
+        has_ramp: bool = True,
+        may_pause: bool = False,
+    ) -> None:
         self.heard_at: list[float] = []
-        self.buffer = PlayoutClock(scheduler, lambda: self.heard_at.append(clock()), "caller")
+        self.buffer = PlayoutClock(
+            scheduler, lambda: self.heard_at.append(clock()), "caller", may_pause=may_pause
+        )
         if has_ramp:
             self.buffer.ramp = WindowRamp(PLAYED, LAYOUT, PLAYED.new_blocks)
         stack.enter_context(scheduler.stream(self.buffer))
@@ -208,6 +217,19 @@ async def test_a_talker_slower_than_speech_holds_its_own_stream_and_no_other() -
         assert (slow.heard_at, fast.heard_at) == ([], [1.0])
         await asyncio.sleep(10.0)
         assert slow.heard_at == [3.0], "no longer than the limit"
+
+
+@pytest.mark.parametrize("may_pause", [False, True])
+@in_virtual_time
+async def test_the_pause_of_a_text_that_is_being_written_holds_no_other_stream(*, may_pause: bool) -> None:
+    with ExitStack() as stack:
+        scheduler = new_scheduler()
+        paused, other = (Listener(scheduler, stack, may_pause=is_first) for is_first in (may_pause, False))
+        await paused.talk(0.01, 0.01, 5.0)
+        other.buffer.push(BLOCK * 2)
+        other.window()
+        await asyncio.sleep(1.0)
+        assert bool(other.heard_at) is may_pause
 
 
 @in_virtual_time

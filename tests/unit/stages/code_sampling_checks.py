@@ -7,6 +7,7 @@ from stages.runtime.code_sampling import CodeChooser, CodeSampling, Draws
 from stages.runtime.code_sampling_kernel import CodeKernel
 
 QWEN3 = CodeSampling(temperature=1.0, top_k=50, top_p=0.8)
+QWEN3_TTS = CodeSampling(temperature=0.9, top_k=50, top_p=1.0)
 NUM_ROWS = 12
 
 
@@ -29,6 +30,7 @@ def random_logits(vocabulary: int, seed: int, scale: float = 4.0) -> torch.Tenso
     ("vocabulary", "sampling"),
     [
         (2048, QWEN3),
+        (2048, QWEN3_TTS),
         (2048, CodeSampling(0.7, top_k=128, top_p=0.95)),
         (2048, CodeSampling(1.0, top_k=1, top_p=1.0)),
         (60, CodeSampling(1.3, top_k=20, top_p=1.0)),

@@ -26,6 +26,8 @@ def operands(
         ((1, 40, 200), SplitKPlan(16, 64, 1)),
         ((5, 96, 640), SplitKPlan(16, 64, 2)),
         ((MAX_ROWS, 33, 300), SplitKPlan(16, 64, 8)),
+        *[((rows, 96, 3072), plan(rows, 1024, 3072)) for rows in (1, 2)],  # as in Qwen3-TTS-0.6B
+        ((1, 48, 6144), plan(1, 2048, 6144)),  # as in 1.7B
     ],
 )
 def test_rows_by_tiles_in_any_number_of_splits(

@@ -1,6 +1,7 @@
 """Requests that send or receive rows, in vLLM's own scheduler."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from vllm.v1.request import Request, RequestStatus
@@ -205,32 +206,61 @@ def test_a_preempted_request_is_taken_up_again_with_the_rows_it_has(
 
 
 @pytest.mark.parametrize(
-    ("reads_text", "max_hold_s", "is_preempted"),
-    [(True, 0.0, True), (True, 60.0, False), (False, 0.0, False)],
+    ("reads_text", "held_s", "is_preempted"), [(True, 0.3, True), (True, 0.1, False), (False, 0.3, False)]
 )
-def test_a_request_whose_text_does_not_go_on_is_preempted_for_one_that_may_run(
+@pytest.mark.parametrize("limit", [{"max_num_seqs": 1}, {"num_blocks": 2}])
+def test_a_request_whose_text_has_not_gone_on_gives_its_seat_and_its_blocks_to_one_that_may_run(
     tmp_path: Path,
     shared: tuple[QueueSpec, SlabQueue],
     monkeypatch: pytest.MonkeyPatch,
     *,
     reads_text: bool,
-    max_hold_s: float,
+    held_s: float,
     is_preempted: bool,
+    limit: dict[str, int],
 ) -> None:
-    monkeypatch.setattr(stage_scheduler, "MAX_HOLD_S", max_hold_s)
+    now = 100.0
+    monkeypatch.setattr(stage_scheduler, "time", SimpleNamespace(monotonic=lambda: now))
     source = None if reads_text else shared[0]
-    talker = make_scheduler(tmp_path, input_queue=source, reads_text=reads_text, max_num_seqs=1)
+    talker = make_scheduler(tmp_path, input_queue=source, reads_text=reads_text, **limit)
     worker = Worker(talker)
     talker.add_request(fed("held", 5))
     talker.add_request(feed("held", RowsFeed(text=(TextSegment(0, (1, 2, 3, 4, 5)),))))
     assert worker.step() == {"held": 5}
-    assert worker.step() == {}
-    assert talker.requests["held"].num_preemptions == 0  # no other request waits
+    assert not talker.has_requests(), "the engine makes no step while it waits"
+    now += held_s
     talker.add_request(request("ready", 3, None))
     assert worker.step() == ({"ready": 3} if is_preempted else {})
     talker.finish_requests("ready", RequestStatus.FINISHED_ABORTED)
     talker.add_request(feed("held", RowsFeed(final_length=5)))
     assert worker.step() == {"held": 6 if is_preempted else 1}
+
+
+def test_a_request_whose_text_does_not_go_on_keeps_what_no_other_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_scheduler, "MAX_HOLD_S", 0.0)
+    talker = make_scheduler(tmp_path, reads_text=True, max_num_seqs=2)
+    worker = Worker(talker)
+    talker.add_request(fed("held", 5))
+    talker.add_request(feed("held", RowsFeed(text=(TextSegment(0, (1, 2, 3, 4, 5)),))))
+    worker.step()
+    talker.add_request(request("other", 3, None))
+    assert [worker.step() for _ in range(2)] == [{"other": 3}, {"other": 1}]
+    assert talker.requests["held"].num_preemptions == 0
+
+
+def test_a_request_that_grows_takes_the_blocks_of_one_whose_text_does_not_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_scheduler, "MAX_HOLD_S", 0.0)
+    talker = make_scheduler(tmp_path, reads_text=True, num_blocks=3)
+    worker = Worker(talker)
+    talker.add_request(fed("held", 5))
+    talker.add_request(feed("held", RowsFeed(text=(TextSegment(0, (1, 2, 3, 4, 5)),))))
+    talker.add_request(request("grows", 31, None))
+    assert [worker.step() for _ in range(3)] == [{"held": 5, "grows": 31}, {"grows": 1}, {"grows": 1}]
+    assert talker.requests["grows"].num_preemptions == 0
 
 
 # -- rows out

@@ -85,3 +85,9 @@ def test_a_model_that_writes_no_text_is_asked_in_every_voice(prompts: tuple[Prom
     cases = cases_of(prompts, ("Low", "High"), in_text=False)
     assert {case.voice for case in cases} == {"Low", "High"}
     assert len(cases) == 2 * len(prompts)
+
+
+def test_a_model_that_only_reads_aloud_gets_texts_and_no_chats() -> None:
+    prompts = all_prompts(task_messages, with_chats=False)
+    assert len(prompts) > 1
+    assert all(prompt.text for prompt in prompts)

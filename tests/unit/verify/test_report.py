@@ -28,6 +28,7 @@ def report(*results: CaseResult) -> Report:
         stage_config_name=None,
         stage_config=load_stage_config(find_shipped_config("qwen2_5_omni.demo-cpu")),
         precision=FLOAT32,
+        reference="transformers",
         reference_device="cpu",
         results=results,
         left_out=("sampling: all is greedy",),

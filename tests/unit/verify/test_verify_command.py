@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from omni_server.cli.main import main
+from omni_server.family import ReferenceImplementation
 from tests.toy_families import text_only
 from tests.toy_families.toy import make_checkpoint
 
@@ -36,17 +37,33 @@ def test_an_unknown_model_exits_with_2_and_leaves_no_report(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        (None, "cannot be verified: it has no reference implementation"),
+        (
+            ReferenceImplementation("their.package:Reference", package="their-package"),
+            "is compared with their-package, which is not installed: install it with 'pip install their-package'",
+        ),
+    ],
+    ids=["none", "not installed"],
+)
 def test_a_family_without_a_reference_implementation_exits_with_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    reference: ReferenceImplementation | None,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(text_only.FAMILY, "reference", reference)
     config = tmp_path / "stages.yaml"
     config.write_text(
         "model_family: tests.toy_families.text_only:FAMILY\nplatform: cpu\nstages: {writer: {max_model_len: 64}}\n"
     )
     model = make_checkpoint(tmp_path / "toy", text_only.ARCHITECTURE)
     assert main(["verify", str(model), "--stage-config", str(config)]) == 2
-    assert "cannot be verified: it has no reference implementation" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not list(tmp_path.glob("*.md"))
 
 

@@ -27,10 +27,10 @@ export const apiKey = {
 };
 
 /**
- * What is served: `{id, answers, hearsSpeech, maxSpeechCharacters, voices: [{id, name}], inputs, images, about}`;
- * `answers` is false for one that writes no text, `hearsSpeech` for one that does not understand what it
- * hears, `voices` is empty for one that cannot speak, `images` are those of the API, and `about` is
- * `{notice, example_prompts}`; both may be null.
+ * What is served: `{id, answers, hearsSpeech, maxSpeechCharacters, voices: [{id, name, uploaded}], clonesVoices,
+ * inputs, images, about}`; `answers` is false for one that writes no text, `hearsSpeech` for one that does not
+ * understand what it hears, `voices` is empty for one that cannot speak, `images` are those of the API, and `about`
+ * is `{notice, example_prompts}`; both may be null.
  */
 export async function describeModel() {
   const { data } = await (await request("v1/models")).json();
@@ -42,6 +42,7 @@ export async function describeModel() {
     hearsSpeech: model.about?.understands_speech ?? true,
     maxSpeechCharacters: model.max_speech_characters,
     voices: speaks ? ((await listVoices()) ?? (model.voices ?? []).map((id) => ({ id, name: id }))) : [],
+    clonesVoices: model.clones_voices ?? false,
     inputs: model.modalities?.input ?? ["text", "audio", "image", "video"],
     images: model.images ?? null,
     about: model.about ?? null,
@@ -57,6 +58,18 @@ async function listVoices() {
     if (error instanceof ApiError && error.status === 404) return null;
     throw error;
   }
+}
+
+/** Makes a voice of a recording. Resolves to `{id, name}`. Throws `ApiError`. */
+export async function addVoice(file, fields) {
+  const form = formOf(fields);
+  form.set("audio_sample", file, file.name);
+  return (await request("v1/audio/voices", { method: "POST", body: form })).json();
+}
+
+/** Throws `ApiError`. */
+export async function deleteVoice(name) {
+  await request(`v1/audio/voices/${encodeURIComponent(name)}`, { method: "DELETE" });
 }
 
 /**
@@ -116,9 +129,14 @@ export async function* makeImage(body, files, signal) {
   }
 }
 
-function imageForm(fields, files) {
+function formOf(fields) {
   const form = new FormData();
   for (const [name, value] of Object.entries(fields)) form.set(name, value);
+  return form;
+}
+
+function imageForm(fields, files) {
+  const form = formOf(fields);
   for (const file of files) form.append("image[]", file, file.name);
   return form;
 }

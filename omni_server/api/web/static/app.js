@@ -9,6 +9,7 @@ import "./dialogs.js";
 import "./drop.js";
 import "./images.js";
 import { askForKey } from "./key_dialog.js";
+import "./own_voices.js";
 import { element } from "./page.js";
 import "./read_aloud.js";
 import { served } from "./served.js";
@@ -21,8 +22,8 @@ function showState() {
   element("state-text").textContent = text;
   element("state").title = text;
   if (served.model === null) return;
-  const { answers, voices, inputs, images } = served.model;
-  const speaks = voices.length > 0;
+  const { answers, voices, clonesVoices, inputs, images } = served.model;
+  const speaks = voices.length > 0 || clonesVoices;
   const hears = inputs.includes("audio");
   offerTabs({
     chat: answers,

@@ -1,8 +1,8 @@
 // A piece of audio on the page: its waveform, how far it has been played, a button to play it again.
 
-import { download } from "./page.js";
+import { copyOf, download } from "./page.js";
 import { Playback, silence } from "./playback.js";
-import { encodeWav, toInt16 } from "./samples.js";
+import { SPEECH_RATE_HZ, decodeAudioFile, encodeWav, toInt16 } from "./samples.js";
 
 const BARS = 64;
 
@@ -90,6 +90,21 @@ export class Clip {
   #part(name) {
     return this.#element.querySelector(`.${name}`);
   }
+}
+
+/**
+ * Shows `file` in `container`; nothing of files that the browser cannot read, which the server may know
+ * nevertheless.
+ */
+export async function showFile(container, file) {
+  const shown = copyOf("clip");
+  shown.querySelector(".save").remove();
+  container.replaceChildren(shown);
+  const samples = await decodeAudioFile(file).catch(() => null);
+  if (samples === null) return;
+  const clip = new Clip(shown, SPEECH_RATE_HZ, file.name);
+  clip.add(samples);
+  clip.draw();
 }
 
 /** The largest sample of each of `BARS` equal stretches, 0 to 1. */

@@ -74,7 +74,7 @@ function showList() {
 }
 
 function entry(chat) {
-  const item = copyOf("history");
+  const item = copyOf("entry");
   const title = titleOf(chat);
   item.querySelector(".title").textContent = title;
   item.querySelector(".date").textContent = dates.format(chat.changed);

@@ -176,4 +176,10 @@ settings.watch(({ speed, format }) => {
   element("speed-shown").textContent = `${speed} ×`;
   element("format").value = format;
 });
-served.watch(updateButtons);
+served.watch(() => {
+  updateButtons();
+  const { answers, clonesVoices, voices } = served.model ?? {};
+  const isDescribed = answers === false && !clonesVoices && voices.every(({ id }) => id === "Default");
+  element("read-instructions-label").textContent = isDescribed ? "Description of the voice" : "Instructions";
+  element("read-instructions").placeholder = isDescribed ? "A calm, deep voice" : "How to read it";
+});

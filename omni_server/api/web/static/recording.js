@@ -1,7 +1,10 @@
 // Records what is said until it is finished or given up.
 
-import { Microphone, loudness } from "./microphone.js";
-import { SPEECH_RATE_HZ, resample } from "./samples.js";
+import { formatDuration } from "./clip.js";
+import { Microphone, MicrophoneError, loudness } from "./microphone.js";
+import { announce } from "./page.js";
+import { silence } from "./playback.js";
+import { SPEECH_RATE_HZ, encodeWav, resample } from "./samples.js";
 
 export class Recording {
   #microphone;
@@ -23,8 +26,8 @@ export class Recording {
     return this.#numSamples / this.#microphone.rateHz;
   }
 
-  /** Ends the recording. Resolves to its samples at `SPEECH_RATE_HZ`. */
-  async finish() {
+  /** Ends the recording. Resolves to its samples. */
+  async finish(toHz = SPEECH_RATE_HZ) {
     const samples = new Float32Array(this.#numSamples);
     let position = 0;
     for (const piece of this.#pieces) {
@@ -33,10 +36,44 @@ export class Recording {
     }
     const rateHz = this.#microphone.rateHz;
     this.#microphone.close();
-    return resample(samples, rateHz, SPEECH_RATE_HZ);
+    return resample(samples, rateHz, toHz);
   }
 
   cancel() {
     this.#microphone.close();
   }
+}
+
+/**
+ * Makes `button` start and end recordings. `onFile` gets each as a WAV file; `onProblem` gets why there is none,
+ * and "" at the start.
+ */
+export function recordButton(button, onFile, onProblem, rateHz = SPEECH_RATE_HZ) {
+  const label = button.textContent;
+  let recording = null;
+
+  async function start() {
+    silence();
+    onProblem("");
+    try {
+      recording = await Recording.start(() => {
+        if (recording === null) return; // it has just been finished
+        button.textContent = `Stop recording, ${formatDuration(recording.seconds)}`;
+      });
+      announce("Recording");
+    } catch (error) {
+      if (!(error instanceof MicrophoneError)) throw error;
+      onProblem(error.message);
+    }
+  }
+
+  async function finish() {
+    const finished = recording;
+    recording = null;
+    const samples = await finished.finish(rateHz);
+    button.textContent = label;
+    onFile(new File([encodeWav(samples, rateHz)], "Recording.wav", { type: "audio/wav" }));
+  }
+
+  button.addEventListener("click", () => (recording ? finish() : start()));
 }

@@ -1,14 +1,12 @@
 // The tab that transcribes an audio file.
 
 import { ApiError, transcribe } from "./api.js";
-import { Clip, formatDuration } from "./clip.js";
+import { showFile } from "./clip.js";
 import { withKey } from "./key_dialog.js";
-import { MicrophoneError } from "./microphone.js";
-import { announce, copyButton, copyOf, element, show } from "./page.js";
+import { announce, copyButton, element, show } from "./page.js";
 import { silence } from "./playback.js";
-import { Recording } from "./recording.js";
+import { recordButton } from "./recording.js";
 import { served } from "./served.js";
-import { SPEECH_RATE_HZ, decodeAudioFile, encodeWav } from "./samples.js";
 
 const LARGE_BYTES = 25_000_000;
 const TOO_LARGE =
@@ -16,7 +14,6 @@ const TOO_LARGE =
 
 /** Ends the transcription that is being made. */
 let abort = new AbortController();
-let recording = null;
 
 /** `file` is a File. */
 export async function transcribeFile(file) {
@@ -31,7 +28,7 @@ export async function transcribeFile(file) {
   element("transcript-box").setAttribute("aria-busy", "true");
   element("transcript-name").textContent = file.name;
   element("transcribe-stop").hidden = false;
-  showClip(file);
+  showFile(element("transcript-audio"), file);
   try {
     await withKey(() => write(file, signal));
     const text = element("transcript").textContent.trim();
@@ -59,53 +56,13 @@ function settle() {
   element("transcribe-stop").hidden = true;
 }
 
-/**
- * The waveform of a file that the browser can read; nothing for others, which the server may know
- * nevertheless.
- */
-async function showClip(file) {
-  const shown = copyOf("clip");
-  shown.querySelector(".save").remove();
-  element("transcript-audio").replaceChildren(shown);
-  const samples = await decodeAudioFile(file).catch(() => null);
-  if (samples === null) return;
-  const clip = new Clip(shown, SPEECH_RATE_HZ, file.name);
-  clip.add(samples);
-  clip.draw();
-}
-
-async function startRecording() {
-  silence();
-  show("transcribe-problem", "");
-  try {
-    recording = await Recording.start(() => {
-      if (recording === null) return; // it has just been finished
-      element("transcribe-record").textContent = `Stop recording, ${formatDuration(recording.seconds)}`;
-    });
-    announce("Recording");
-  } catch (error) {
-    if (!(error instanceof MicrophoneError)) throw error;
-    show("transcribe-problem", error.message);
-  }
-}
-
-async function finishRecording() {
-  const finished = recording;
-  recording = null;
-  const samples = await finished.finish();
-  element("transcribe-record").textContent = "Record";
-  transcribeFile(new File([encodeWav(samples, SPEECH_RATE_HZ)], "Recording.wav", { type: "audio/wav" }));
-}
-
 element("transcribe-choose").addEventListener("click", () => element("transcribe-file").click());
 element("transcribe-file").addEventListener("change", () => {
   const [file] = element("transcribe-file").files;
   if (file) transcribeFile(file);
   element("transcribe-file").value = "";
 });
-element("transcribe-record").addEventListener("click", () =>
-  recording ? finishRecording() : startRecording(),
-);
+recordButton(element("transcribe-record"), transcribeFile, (problem) => show("transcribe-problem", problem));
 element("transcribe-stop").addEventListener("click", () => abort.abort());
 copyButton(element("transcript-copy"), () => element("transcript").textContent);
 served.watch(() => {

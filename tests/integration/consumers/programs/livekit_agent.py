@@ -1,9 +1,9 @@
 """LiveKit Agents' OpenAI plugin, called as its agent session calls it. Runs in LiveKit's own environment.
 
-    livekit_agent.py cascade|tool|realtime|realtime-tool SERVICES WAV
+    livekit_agent.py cascade|tool|realtime|realtime-tool|read SERVICES WAV
 
-SERVICES is a program that makes the services `stt`, `llm` and `tts`, or for the realtime modes only `llm`;
-WAV is mono, 16 bit, 16 kHz. Prints what came out as one JSON object.
+SERVICES is a program that makes the services `stt`, `llm` and `tts`, or for the realtime modes only `llm`, or
+only `tts` to read; WAV is mono, 16 bit, 16 kHz. Prints what came out as one JSON object.
 """
 
 import asyncio
@@ -54,19 +54,22 @@ async def cascade(services: dict[str, Any], wav: str) -> dict[str, object]:
             usage = chunk.usage or usage
     await answerer.aclose()
 
+    return await read(services, wav, text) | {
+        "transcript": transcript,
+        "final": event.type == stt.SpeechEventType.FINAL_TRANSCRIPT,
+        "text": text,
+        "completion_tokens": usage.completion_tokens if usage else None,
+    }
+
+
+async def read(services: dict[str, Any], wav: str, text: str = "Good morning!") -> dict[str, object]:
+    """A text is read aloud."""
     samples, rates = 0, set()
     async with services["tts"] as reader, reader.synthesize(text) as pieces:
         async for piece in pieces:
             samples += piece.frame.samples_per_channel
             rates.add(piece.frame.sample_rate)
-    return {
-        "transcript": transcript,
-        "final": event.type == stt.SpeechEventType.FINAL_TRANSCRIPT,
-        "text": text,
-        "completion_tokens": usage.completion_tokens if usage else None,
-        "samples": samples,
-        "sample_rates": sorted(rates),
-    }
+    return {"samples": samples, "sample_rates": sorted(rates)}
 
 
 async def tool(services: dict[str, Any], wav: str) -> dict[str, object]:
@@ -168,7 +171,13 @@ async def realtime_tool(services: dict[str, Any], wav: str) -> dict[str, object]
 
 async def main() -> None:
     mode, program, wav = sys.argv[1:]
-    modes = {"cascade": cascade, "tool": tool, "realtime": realtime, "realtime-tool": realtime_tool}
+    modes = {
+        "cascade": cascade,
+        "tool": tool,
+        "realtime": realtime,
+        "realtime-tool": realtime_tool,
+        "read": read,
+    }
     async with asyncio.timeout(TIMEOUT_S), utils.http_context.open():
         report = await modes[mode](runpy.run_path(program), wav)
     sys.stdout.write(json.dumps(report))

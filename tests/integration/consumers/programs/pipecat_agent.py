@@ -1,9 +1,9 @@
 """Pipecat's OpenAI services in pipelines as its users build them. Runs in Pipecat's own environment.
 
-    pipecat_agent.py cascade|tool|realtime|realtime-tool SERVICES WAV
+    pipecat_agent.py cascade|tool|realtime|realtime-tool|read SERVICES WAV
 
-SERVICES is a program that makes the services `stt`, `llm` and `tts`, or for the realtime modes only `llm`;
-WAV is mono, 16 bit, 16 kHz. Prints what came out of the pipeline as one JSON object.
+SERVICES is a program that makes the services `stt`, `llm` and `tts`, or for the realtime modes only `llm`, or
+only `tts` to read; WAV is mono, 16 bit, 16 kHz. Prints what came out of the pipeline as one JSON object.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from pipecat.frames.frames import (
     LLMTextFrame,
     TranscriptionFrame,
     TTSAudioRawFrame,
+    TTSSpeakFrame,
     TTSStoppedFrame,
     TTSTextFrame,
     VADUserStartedSpeakingFrame,
@@ -184,14 +185,31 @@ async def realtime(services: dict[str, Any], wav: str, heard: Heard) -> None:
     await drive([pair.user(), llm, Listener(heard), pair.assistant()], rate, talk)
 
 
+async def read(services: dict[str, Any], wav: str, heard: Heard) -> None:
+    """A text is read aloud."""
+
+    async def speak_up(task: PipelineTask) -> None:
+        await task.queue_frame(TTSSpeakFrame("Good morning!"))
+        await heard.until(lambda: heard.num_utterances > 0)
+
+    await drive([services["tts"], Listener(heard)], 24_000, speak_up)
+
+
+MODES = {
+    "cascade": cascade,
+    "tool": tool,
+    "realtime": realtime,
+    "realtime-tool": tool,
+    "read": read,
+}
+
+
 async def main() -> None:
     mode, program, wav = sys.argv[1:]
     services = runpy.run_path(program)
     heard = Heard()
     try:
-        await {"cascade": cascade, "tool": tool, "realtime": realtime, "realtime-tool": tool}[mode](
-            services, wav, heard
-        )
+        await MODES[mode](services, wav, heard)
     except TimeoutError:
         heard.errors.append("timed out")
     report = {name: value for name, value in vars(heard).items() if name != "changed"}

@@ -4,7 +4,6 @@ Every event that any test of this folder reads is checked against the client's t
 and for a fresh id by `RealtimeClient`.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.state import ServerState
 from omni_server.types import ModelInfo, TextPart
 from tests.unit.api.fake_generator import (
+    CLONING_MODEL,
     IMAGE_MODEL,
     MODEL,
     TEXT_ONLY_MODEL,
@@ -83,8 +83,8 @@ async def test_served_names_are_taken_and_none_means_the_model(query: str) -> No
         assert (await client.next())["session"]["model"] == MODEL.name
 
 
-@pytest.mark.parametrize("model", [IMAGE_MODEL, replace(MODEL, text_stage=None)])
-async def test_a_model_that_writes_no_text_is_refused_at_the_upgrade(model: ModelInfo) -> None:
+@pytest.mark.parametrize("model", [IMAGE_MODEL, CLONING_MODEL])
+async def test_a_model_without_text_and_voices_of_its_own_is_refused_at_the_upgrade(model: ModelInfo) -> None:
     with pytest.raises(Refused) as refused:
         await RealtimeClient(state=ServerState(FakeGenerator(model))).__aenter__()
     assert refused.value.status == 400

@@ -191,7 +191,7 @@ def test_the_size_of_quantized_weights_follows_from_the_config(
     computed = stage_memory("thinker", BASE, sizes, 80 << 30)
     stored = sum(
         tensor.num_bytes
-        for name, tensor in read_weights(folder).tensors.items()
+        for name, tensor in read_weights(folder, BASE).tensors.items()
         if name.startswith("thinker.")
     )
     assert computed.weights == pytest.approx(stored, rel=0.02)

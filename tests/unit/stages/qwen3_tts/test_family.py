@@ -184,7 +184,7 @@ def test_a_voice_speaks_its_dialect_unless_another_language_is_given(
     assert rows.codec[3 : 3 + len(codec)] == codec
 
 
-@pytest.mark.parametrize("language", ["klingon", "sichuan_dialect", "en", ""])
+@pytest.mark.parametrize("language", ["klingon", "sichuan_dialect", "xx", ""])
 def test_an_unknown_language_is_refused(model: Qwen3TTSModel, language: str) -> None:
     message = f"Unknown language '{language}'; known are auto, chinese, english$"
     with pytest.raises(InvalidRequestError, match=message) as error:
@@ -192,8 +192,17 @@ def test_an_unknown_language_is_refused(model: Qwen3TTSModel, language: str) -> 
     assert error.value.param == "language"
 
 
-def test_speech_is_limited_by_the_length_of_its_text(model: Qwen3TTSModel, tokenizer: TextTokenizer) -> None:
-    assert prompt_of(model, "Serena").max_tokens == 50 + 25 * len(tokenizer.plain_ids(TEXT))
+@pytest.mark.parametrize("text_first", [True, False])
+def test_speech_is_limited_by_the_length_of_its_text(
+    model: Qwen3TTSModel, tokenizer: TextTokenizer, *, text_first: bool
+) -> None:
+    text = model.speech_text(SpeechOutput(text_first=text_first), "Serena")
+    for piece in (TEXT[:20], TEXT[20:]):
+        text.push(piece)
+    text.finish()
+    text.prompt()
+    text.take_ids()
+    assert text.max_tokens == 50 + 25 * len(tokenizer.plain_ids(TEXT))
 
 
 @pytest.mark.parametrize("kind", ["custom_voice", "voice_design"])
@@ -216,9 +225,14 @@ def test_instructions_are_the_users_turn_before_the_text(
     ("kind", "speech", "message", "param"),
     [
         ("voice_design", {"clone": ClonedVoice(b"1234")}, "clones no voices", "voice"),
-        ("base", {"clone": ClonedVoice(b"1234")}, "the vector of a voice has [0-9]+ numbers", "voice"),
+        (
+            "base",
+            {"clone": ClonedVoice(b"1234")},
+            "[0-9]+ finite numbers for this model",
+            "speaker_embedding",
+        ),
         ("small", {"instructions": "Slowly"}, "follows no instructions", "instructions"),
-        ("base", {"instructions": "Slowly"}, "speaks with a voice that it clones", "voice"),
+        ("base", {"instructions": "Slowly"}, "speaks with voices that it clones", "voice"),
     ],
 )
 def test_what_a_checkpoint_cannot_do_is_refused(

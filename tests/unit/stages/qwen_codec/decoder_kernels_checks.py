@@ -67,10 +67,12 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
-# Sizes that no tile divides.
+# Sizes that no tile divides; the last is the widest of the published predictor's, with fewer outputs.
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("has_norm", "has_residual"), [(False, False), (True, True)])
-@pytest.mark.parametrize("shape", [(1, 33, 200), (2, 40, 200), (MAX_ROWS, 50, 80)])
+@pytest.mark.parametrize(
+    "shape", [(1, 33, 200), (2, 40, 200), (MAX_ROWS, 50, 80), (1, 16, 3072), (4, 32, 3072)]
+)
 def test_products(
     shape: tuple[int, int, int], has_norm: bool, has_residual: bool, dtype: torch.dtype
 ) -> None:
@@ -88,7 +90,7 @@ def test_products(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 33, 200), (3, 33, 48), (MAX_ROWS, 50, 80)])
+@pytest.mark.parametrize("shape", [(1, 33, 200), (3, 33, 48), (MAX_ROWS, 50, 80), (2, 32, 1024)])
 def test_gated_products(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     rows, outputs, inputs = shape
     hidden, norm = torch.randn(rows, inputs, dtype=dtype), torch.randn(inputs, dtype=dtype)
@@ -101,7 +103,7 @@ def test_gated_products(shape: tuple[int, int, int], dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("sizes", [(4, 2, 16), (3, 1, 32)])
+@pytest.mark.parametrize("sizes", [(4, 2, 16), (3, 1, 32), (2, 1, 128)])
 def test_attention_reads_and_extends_the_cache(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Two positions at once and then one after the other, with a cache for more frames than there are. Its
     other entries are never read: they are NaN."""
@@ -130,8 +132,8 @@ def test_attention_reads_and_extends_the_cache(sizes: tuple[int, int, int], dtyp
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("count", [1, 3])
-def test_the_codes_of_a_frame(count: int) -> None:
+@pytest.mark.parametrize(("talker_width", "count"), [(32, 1), (64, 3)], ids=["equally wide", "projected"])
+def test_the_codes_of_a_frame(talker_width: int, count: int) -> None:
     config = Qwen3OmniMoeTalkerCodePredictorConfig(
         num_code_groups=5,
         vocab_size=60,
@@ -144,10 +146,10 @@ def test_the_codes_of_a_frame(count: int) -> None:
         rms_norm_eps=EPSILON,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
     )
-    predictor = CodePredictor(config, 32, max_batch_size=4)
+    predictor = CodePredictor(config, talker_width, max_batch_size=4)
     for weight in predictor.parameters():
         torch.nn.init.normal_(weight, std=0.3 if weight.dim() > 1 else 1.0)
-    hidden, embedded = torch.randn(2, count, 32)
+    hidden, embedded = torch.randn(2, count, talker_width)
 
     def codes(operations: DecoderOperations) -> torch.Tensor:
         predictor.operations = operations

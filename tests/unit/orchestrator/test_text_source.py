@@ -1,0 +1,96 @@
+"""The text of a request whose entry reads it, while it is written."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+
+import pytest
+
+from omni_server.errors import OmniError
+from omni_server.family import SpeechPrompt
+from omni_server.orchestrator.row_feeder import SpeechTextFeeder
+from omni_server.orchestrator.text_source import TextSource
+from omni_server.protocol.rows import RowsFeed
+
+
+class LettersAsTokens:
+    """Implements `omni_server.family.SpeechText`: a prompt has one letter."""
+
+    def __init__(self) -> None:
+        self._ids: tuple[int, ...] = ()
+        self._num_tokens = 0
+
+    def push(self, text: str) -> None:
+        self._ids += tuple(map(ord, text))
+        self._num_tokens += len(text)
+
+    def finish(self) -> None:
+        pass
+
+    @property
+    def max_tokens(self) -> int:
+        return 10 * self._num_tokens
+
+    def prompt(self) -> SpeechPrompt | None:
+        (first, *self._ids) = self._ids
+        return SpeechPrompt((first,), b"", text_ids=(), tail_ids=())
+
+    def take_ids(self) -> tuple[int, ...]:
+        taken, self._ids = tuple(self._ids), ()
+        return taken
+
+
+async def read(
+    pieces: AsyncIterator[str],
+    on_later_text: Callable[[int], object] = lambda _: None,
+    on_end: Callable[[int], object] = lambda _: None,
+) -> tuple[TextSource, asyncio.Task[None]]:
+    source = TextSource(LettersAsTokens(), pieces, is_whole=False, on_later_text=on_later_text)
+    prompt = await source.prompt()
+    source.begin(SpeechTextFeeder(list[RowsFeed]().append, prompt, source.stop), on_end)
+    return source, asyncio.create_task(source.run())
+
+
+async def test_text_that_comes_behind_the_prompt_is_counted_and_all_of_it_limits_the_speech() -> None:
+    async def pieces() -> AsyncGenerator[str, None]:
+        yield "abc"
+        yield "de"
+        yield "f"
+
+    counts, limits = list[int](), list[int]()
+    _, reading = await read(pieces(), counts.append, limits.append)
+    await reading
+    assert (sum(counts), limits) == (3, [60])
+
+
+async def test_a_time_out_of_the_writer_is_not_taken_for_the_request_s() -> None:
+    async def pieces() -> AsyncGenerator[str, None]:
+        yield "abc"
+        raise TimeoutError
+
+    _, reading = await read(pieces())
+    with pytest.raises(OmniError, match="text"):
+        await reading
+
+
+async def test_pieces_that_are_not_needed_any_more_are_closed() -> None:
+    class Pieces:
+        def __init__(self) -> None:
+            self.num_closed = 0
+
+        def __aiter__(self) -> "Pieces":
+            return self
+
+        async def __anext__(self) -> str:
+            await asyncio.sleep(0)
+            return "a"
+
+        async def aclose(self) -> None:
+            self.num_closed += 1
+
+    pieces = Pieces()
+    source, reading = await read(pieces)
+    await asyncio.sleep(0.01)
+    source.stop()
+    await asyncio.wait([reading])
+    assert reading.cancelled()
+    assert pieces.num_closed == 1
