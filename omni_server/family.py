@@ -256,14 +256,14 @@ class StageFootprint:
     """Shapes of the weights that the stage loads, by their names in a checkpoint that is not quantized."""
     dtype: str
     """What `dtype: auto` means for the stage: float32, bfloat16 or float16."""
-    loads_float32: bool
-    """Weights are float32 in memory, regardless of their type in the checkpoint."""
-    encodes_media: bool
-    """The stage runs audio, image or video encoders."""
-    kv: KvLayout | None
-    """None if the stage has no KV cache."""
     values_per_token: int
     """Estimate of the most values per token that a step holds at the same time."""
+    loads_float32: bool = False
+    """Weights are float32 in memory, regardless of their type in the checkpoint."""
+    encodes_media: bool = False
+    """The stage runs audio, image or video encoders."""
+    kv: KvLayout | None = None
+    """None if the stage has no KV cache."""
     stream_state_bytes: int = 0
     """Memory reserved at startup for each stream's state, besides weights and KV cache."""
     preparation_bytes: int = 0

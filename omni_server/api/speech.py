@@ -271,7 +271,7 @@ async def _clone(
                 f"it, or send 'ref_audio'. Voices are: {', '.join(voices.names()) or 'none yet'}.",
                 param="voice",
             )
-        return ClonedVoice(stored.vector) if is_vector_only else stored.clone
+        return ClonedVoice(stored.clone.vector) if is_vector_only else stored.clone
     text = (body.ref_text or "").strip()
     if body.speaker_embedding is not None and not text and body.ref_audio is None:
         return ClonedVoice(np.array(body.speaker_embedding, np.float32).tobytes())

@@ -21,13 +21,7 @@ class StoredVoice(msgspec.Struct, frozen=True):
     created_at: int
     consent: str
     """Who agreed that the voice is used."""
-    vector: bytes
-    frames: bytes
-    text: str
-
-    @property
-    def clone(self) -> ClonedVoice:
-        return ClonedVoice(self.vector, self.frames, self.text)
+    clone: ClonedVoice
 
 
 class VoiceStore:

@@ -82,9 +82,7 @@ def voices_router(state: ServerState, config: ApiConfig, media: MediaLoader, voi
             error.param = _FILE
             raise
         created_at = int(time.time())
-        voices.add(
-            StoredVoice(fields.name, created_at, fields.consent, clone.vector, clone.frames, clone.text)
-        )
+        voices.add(StoredVoice(fields.name, created_at, fields.consent, clone))
         return CreatedVoice(id=fields.name, name=fields.name, created_at=created_at)
 
     @router.get(

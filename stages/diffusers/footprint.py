@@ -23,9 +23,6 @@ def stage_footprints(folder: PipelineFolder, config: StageConfig) -> dict[str, S
         name: StageFootprint(
             tensors=tensors,
             dtype="bfloat16" if config.platform == "cuda" else "float32",
-            loads_float32=False,
-            encodes_media=False,
-            kv=None,
             values_per_token=WIDE_LAYERS * PIXELS_PER_TOKEN * _channels(folder),
             weight_bytes=_changed_weight_bytes(folder, stage, config.platform),
         )

@@ -1,9 +1,9 @@
 """Qwen2.5-Omni in the server process: prompts, voices, ids, but no weights and no engine."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from omni_server.config.checkpoint_files import config_errors, read_json_object
 from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec, TokenFrames
@@ -12,7 +12,6 @@ from omni_server.errors import ConfigError
 from omni_server.family import (
     DefaultConfigs,
     EmbeddingsPrompt,
-    HfOverrides,
     NeededFile,
     PlaceholderIds,
     Prompt,
@@ -25,6 +24,7 @@ from stages.qwen2_5_omni.ids import read_special_ids
 from stages.qwen2_5_omni.options import Code2WavChunks, Code2WavStage
 from stages.qwen2_5_omni.talker_to_code2wav import Code2WavLayout
 from stages.qwen_omni.chats import QwenOmniModel
+from stages.stage_models import DeclaresModels, modules_of
 
 DEFAULT_VOICE = "Chelsie"
 """The reference's default `speaker` in `generate`."""
@@ -62,7 +62,7 @@ PIPELINE = Pipeline(
 )
 
 
-class Qwen25OmniFamily:
+class Qwen25OmniFamily(DeclaresModels):
     """Implements `omni_server.family.ModelFamily`."""
 
     pipeline = PIPELINE
@@ -71,11 +71,13 @@ class Qwen25OmniFamily:
     reference: ReferenceImplementation | None = ReferenceImplementation(
         "stages.qwen2_5_omni.reference:Qwen25OmniReference"
     )
-    engine_modules: tuple[str, ...] = (
-        "stages.qwen2_5_omni.thinker",
-        "stages.qwen2_5_omni.talker",
-        "stages.qwen2_5_omni.code2wav.model",
-    )
+    models: ClassVar[Mapping[str, str]] = {
+        "thinker": "stages.qwen2_5_omni.thinker:Qwen2_5OmniThinker",
+        "talker": "stages.qwen2_5_omni.talker:Qwen2_5OmniTalker",
+        "code2wav": "stages.qwen2_5_omni.code2wav.model:Qwen2_5OmniCode2Wav",
+    }
+    configs = "stages.qwen2_5_omni.hf_overrides"
+    engine_modules: tuple[str, ...] = modules_of(models)
     default_configs: DefaultConfigs | None = DefaultConfigs(
         gpu="qwen2_5_omni", cpu="qwen2_5_omni.cpu", demo="qwen2_5_omni.demo-cpu"
     )
@@ -95,25 +97,6 @@ class Qwen25OmniFamily:
 
     def outputs(self, model_dir: Path) -> frozenset[Output]:
         return self.pipeline.outputs  # every release has a talker
-
-    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
-        # A late import: the server process does not need this before it starts the engines.
-        from stages.qwen2_5_omni.hf_overrides import OVERRIDES
-
-        return OVERRIDES[model_stage]
-
-    def register(self) -> None:
-        from vllm import ModelRegistry
-
-        from stages.qwen2_5_omni.code2wav.model import Qwen2_5OmniCode2Wav
-        from stages.qwen2_5_omni.hf_overrides import CODE2WAV, TALKER, THINKER
-        from stages.qwen2_5_omni.talker import Qwen2_5OmniTalker
-        from stages.qwen2_5_omni.thinker import Qwen2_5OmniThinker
-
-        # Classes, not names: vLLM would import a name in a separate process to inspect the class.
-        ModelRegistry.register_model(THINKER, Qwen2_5OmniThinker)
-        ModelRegistry.register_model(TALKER, Qwen2_5OmniTalker)
-        ModelRegistry.register_model(CODE2WAV, Qwen2_5OmniCode2Wav)
 
 
 class Qwen25OmniModel(QwenOmniModel):

@@ -62,7 +62,6 @@ def _footprint(
     return StageFootprint(
         tensors=shapes,
         dtype=dtype_name(whole),
-        loads_float32=False,
         encodes_media=is_thinker,
         kv=KvLayout(decoder.num_hidden_layers, decoder.num_key_value_heads, head_dim),
         # Both feed-forward halves and their product; residual, norm, input and output.
@@ -99,8 +98,6 @@ def _code2wav(
         tensors=shapes,
         dtype="float32",
         loads_float32=True,
-        encodes_media=False,
-        kv=None,
         values_per_token=dit.repeats * per_frame,
         # The vocoder's copy beside its float32 weights, plus one temporary layer.
         preparation_bytes=vocoder_values * (4 if is_float32 else 2) * 5 // 4,

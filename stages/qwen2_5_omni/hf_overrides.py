@@ -7,16 +7,11 @@ from copy import deepcopy
 
 from transformers import PreTrainedConfig, Qwen2_5OmniConfig
 
-from omni_server.family import HfOverrides
-
-THINKER, TALKER, CODE2WAV = "Qwen2_5OmniThinkerStage", "Qwen2_5OmniTalkerStage", "Qwen2_5OmniCode2WavStage"
-"""Names of the model classes in vLLM's registry."""
-
 
 def thinker_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The whole config; vLLM's thinker reads its part of it."""
     if isinstance(config, Qwen2_5OmniConfig):
-        config.architectures = [THINKER]
+        config.architectures = ["Qwen2_5OmniThinker"]
     return config
 
 
@@ -25,7 +20,7 @@ def talker_config(config: PreTrainedConfig) -> PreTrainedConfig:
     if not isinstance(config, Qwen2_5OmniConfig):
         return config
     talker: PreTrainedConfig = config.talker_config
-    talker.architectures = [TALKER]
+    talker.architectures = ["Qwen2_5OmniTalker"]
     # `ModelConfig.get_inputs_embeds_size` reads it: inputs are as wide as the thinker's states.
     talker.projection_size = talker.embedding_size
     # The DiT's table has no row for larger ids (Qwen2_5OmniToken2WavDiTModel.text_embed).
@@ -40,7 +35,7 @@ def code2wav_config(config: PreTrainedConfig) -> PreTrainedConfig:
         return config
     stage = deepcopy(config.token2wav_config)
     dit = stage.dit_config
-    stage.architectures = [CODE2WAV]
+    stage.architectures = ["Qwen2_5OmniCode2Wav"]
     stage.vocab_size = dit.num_embeds + 1
     stage.hidden_size = dit.hidden_size
     stage.num_hidden_layers = dit.num_hidden_layers
@@ -49,10 +44,3 @@ def code2wav_config(config: PreTrainedConfig) -> PreTrainedConfig:
     stage.head_dim = dit.head_dim
     stage.max_position_embeddings = dit.max_position_embeddings // dit.repeats
     return stage
-
-
-OVERRIDES: dict[str, HfOverrides] = {
-    "thinker": thinker_config,
-    "talker": talker_config,
-    "code2wav": code2wav_config,
-}

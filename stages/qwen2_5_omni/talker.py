@@ -129,18 +129,3 @@ class Qwen2_5OmniTalker(CodecTalker):
         return bool(layers) and all(
             layer.attends_by_kernel(metadata[layer.attn.layer_name]) for layer in layers
         )
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """Hidden states `[num_tokens, hidden_size]`; `positions` is `[3, num_tokens]`."""
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
-
-    @staticmethod
-    def is_unused_checkpoint_weight(name: str) -> bool:
-        """Lets vLLM's loader skip shards without talker weights."""
-        return not name.startswith("talker.")

@@ -1,19 +1,16 @@
 """Qwen3-Omni in the server process: prompts, voices, ids, but no weights and no engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from omni_server.config.checkpoint_files import config_errors, read_json_object
-from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec, TokenFrames
+from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 from omni_server.family import (
-    CodecLayout,
     DefaultConfigs,
     EmbeddingsPrompt,
-    HfOverrides,
     NeededFile,
     PlaceholderIds,
     ReferenceImplementation,
@@ -23,14 +20,14 @@ from omni_server.types import Output
 from stages.chat_prompts import PromptRenderer
 from stages.qwen3_omni.ids import read_special_ids
 from stages.qwen3_omni.talker_prompt import talker_prompt
-from stages.qwen_codec.codec_layout import code2wav_layout
+from stages.qwen_codec.codec_layout import check_num_codebooks, code2wav_layout
 from stages.qwen_codec.options import Code2WavStage
+from stages.qwen_codec.talker_to_code2wav import CODEC_EDGE
 from stages.qwen_omni.chats import QwenOmniModel
+from stages.stage_models import DeclaresModels, modules_of
 
 DEFAULT_VOICE = "Ethan"
 """The reference's default `speaker` in `generate`."""
-
-NUM_CODEBOOKS = 16
 
 PIPELINE = Pipeline(
     stages={
@@ -45,19 +42,12 @@ PIPELINE = Pipeline(
             Embeddings(text_ids=True),
             "stages.qwen3_omni.thinker_to_talker:ThinkerToTalker",
         ),
-        EdgeSpec(
-            "talker",
-            "code2wav",
-            TokenFrames(num_codebooks=NUM_CODEBOOKS, num_predicted=NUM_CODEBOOKS - 1),
-            "stages.qwen_codec.talker_to_code2wav:TalkerToCode2Wav",
-            # The decoder's state holds all of the past, and the future has no influence.
-            ChunkPlan(past_blocks=0, new_blocks=(1, 2, 4, 8), future_blocks=0),
-        ),
+        CODEC_EDGE,
     ),
 )
 
 
-class Qwen3OmniFamily:
+class Qwen3OmniFamily(DeclaresModels):
     """Implements `omni_server.family.ModelFamily`."""
 
     pipeline = PIPELINE
@@ -66,11 +56,13 @@ class Qwen3OmniFamily:
     reference: ReferenceImplementation | None = ReferenceImplementation(
         "stages.qwen3_omni.reference:Qwen3OmniReference"
     )
-    engine_modules: tuple[str, ...] = (
-        "stages.qwen3_omni.thinker",
-        "stages.qwen3_omni.talker",
-        "stages.qwen3_omni.code2wav",
-    )
+    models: ClassVar[Mapping[str, str]] = {
+        "thinker": "stages.qwen3_omni.thinker:Qwen3OmniThinker",
+        "talker": "stages.qwen3_omni.talker:Qwen3OmniTalker",
+        "code2wav": "stages.qwen3_omni.code2wav:Qwen3OmniCode2Wav",
+    }
+    configs = "stages.qwen3_omni.hf_overrides"
+    engine_modules: tuple[str, ...] = modules_of(models)
     default_configs: DefaultConfigs | None = DefaultConfigs(gpu="qwen3_omni", demo="qwen3_omni.demo-cpu")
 
     def open(self, model_dir: Path) -> "Qwen3OmniModel":
@@ -89,30 +81,6 @@ class Qwen3OmniFamily:
     def outputs(self, model_dir: Path) -> frozenset[Output]:
         has_talker = read_special_ids(model_dir).speech is not None
         return self.pipeline.outputs if has_talker else frozenset({"text"})
-
-    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
-        # A late import: the server process does not need this before it starts the engines.
-        from stages.qwen3_omni.hf_overrides import code2wav_config, talker_config, thinker_config
-
-        overrides: dict[str, HfOverrides] = {
-            "thinker": thinker_config,
-            "talker": talker_config,
-            "code2wav": code2wav_config,
-        }
-        return overrides[model_stage]
-
-    def register(self) -> None:
-        from vllm import ModelRegistry
-
-        from stages.qwen3_omni.code2wav import Qwen3OmniCode2Wav
-        from stages.qwen3_omni.hf_overrides import CODE2WAV, TALKER, THINKER
-        from stages.qwen3_omni.talker import Qwen3OmniTalker
-        from stages.qwen3_omni.thinker import Qwen3OmniThinker
-
-        # Classes, not names: vLLM would import a name in a separate process to inspect the class.
-        ModelRegistry.register_model(THINKER, Qwen3OmniThinker)
-        ModelRegistry.register_model(TALKER, Qwen3OmniTalker)
-        ModelRegistry.register_model(CODE2WAV, Qwen3OmniCode2Wav)
 
 
 class Qwen3OmniModel(QwenOmniModel):
@@ -139,7 +107,9 @@ class Qwen3OmniModel(QwenOmniModel):
             self._dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
             if ids.speech is not None:
                 self.row_width = int(config["talker_config"]["text_config"]["hidden_size"])
-                self.codec = _codec_layout(config["code2wav_config"])
+                decoder = config["code2wav_config"]
+                check_num_codebooks("code2wav_config.num_quantizers", decoder["num_quantizers"])
+                self.codec = code2wav_layout(decoder)
         speakers = {} if ids.speech is None else ids.speech.speakers
         # The reference compares names in lower case, as they are in the published config.
         self._speakers = {name.capitalize(): name for name in speakers}
@@ -161,13 +131,3 @@ class Qwen3OmniModel(QwenOmniModel):
                 f"the talker speaks as one of {', '.join(self.voices) or 'no voice'}, not {voice}"
             )
         return talker_prompt(self._ids, source_ids, self._speakers[voice])
-
-
-def _codec_layout(config: dict[str, Any]) -> CodecLayout:
-    """`config`: code2wav_config. Raises `KeyError`, and `ConfigError` for what the pipeline cannot do."""
-    if config["num_quantizers"] != NUM_CODEBOOKS:
-        raise ConfigError(
-            f"code2wav_config: num_quantizers is {config['num_quantizers']}, and only {NUM_CODEBOOKS} is "
-            "supported"
-        )
-    return code2wav_layout(config)

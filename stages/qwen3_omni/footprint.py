@@ -1,6 +1,5 @@
 """Memory that each stage of a Qwen3-Omni checkpoint needs, from config.json alone."""
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -11,9 +10,9 @@ from omni_server.config.checkpoint_files import config_errors
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.family import KvLayout, Quantizable, StageFootprint
-from stages.checkpoint_footprint import dtype_name, quantizable, read_config, widest_layer
+from stages.checkpoint_footprint import dtype_name, quantizable, read_config
 from stages.qwen3_omni.codec_network import Qwen3OmniNetwork
-from stages.qwen_codec.code2wav.state import values_per_stream
+from stages.qwen_codec.footprint import code2wav_footprint
 from stages.qwen_codec.options import Code2WavStage
 
 _LANGUAGE_MODEL = "thinker.model.layers."
@@ -54,7 +53,11 @@ def _footprint(
         if (is_thinker if key.startswith(_HIDDEN_PROJECTION) else key.startswith(prefix))
     }
     if isinstance(stage, Code2WavStage):
-        return _code2wav(whole, config, stage, shapes)
+        with torch.device("meta"):
+            network = Qwen3OmniNetwork(whole.code2wav_config)
+        return code2wav_footprint(
+            network, whole.code2wav_config, stage.compute_dtype(config.platform), shapes
+        )
     decoder = whole.thinker_config.text_config if is_thinker else whole.talker_config.text_config
     # Of a token, the two feed-forward halves and their product in each of its experts.
     inner = decoder.num_experts_per_tok * decoder.moe_intermediate_size
@@ -63,7 +66,6 @@ def _footprint(
     return StageFootprint(
         tensors=shapes,
         dtype=dtype_name(whole),
-        loads_float32=False,
         encodes_media=is_thinker,
         kv=KvLayout(decoder.num_hidden_layers, decoder.num_key_value_heads, decoder.head_dim),
         # And residual, norm, input and output, the latter two of each expert.
@@ -78,26 +80,6 @@ def _quantizable(whole: Qwen3OmniMoeConfig, shapes: dict[str, tuple[int, ...]]) 
         name for name in shapes if name.startswith(_LANGUAGE_MODEL) and name.endswith("_proj.weight")
     )
     return quantizable(whole, weights, _FP8)
-
-
-def _code2wav(
-    whole: Qwen3OmniMoeConfig, config: StageConfig, stage: Code2WavStage, shapes: dict[str, tuple[int, ...]]
-) -> StageFootprint:
-    decoder = whole.code2wav_config
-    dtype = stage.compute_dtype(config.platform)
-    with torch.device("meta"):
-        state = values_per_stream(Qwen3OmniNetwork(decoder))
-    # The widest layer holds its input, and output, activations and their copy with the state in front.
-    widest = widest_layer(decoder.decoder_dim, math.prod(decoder.upsampling_ratios), decoder.upsample_rates)
-    return StageFootprint(
-        tensors=shapes,
-        dtype=dtype,
-        loads_float32=False,
-        encodes_media=False,
-        kv=None,
-        values_per_token=math.ceil(4 * widest / decoder.num_quantizers),  # a token is one code of a frame
-        stream_state_bytes=state * (4 if dtype == "float32" else 2),
-    )
 
 
 def published_tensors(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

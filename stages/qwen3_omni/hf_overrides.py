@@ -7,14 +7,11 @@ from copy import deepcopy
 
 from transformers import PreTrainedConfig, Qwen3OmniMoeConfig
 
-THINKER, TALKER, CODE2WAV = "Qwen3OmniThinkerStage", "Qwen3OmniTalkerStage", "Qwen3OmniCode2WavStage"
-"""Names of the model classes in vLLM's registry."""
-
 
 def thinker_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The whole config; vLLM's thinker reads its part of it, and ours the talker's projection."""
     if isinstance(config, Qwen3OmniMoeConfig):
-        config.architectures = [THINKER]
+        config.architectures = ["Qwen3OmniThinker"]
     return config
 
 
@@ -24,7 +21,7 @@ def talker_config(config: PreTrainedConfig) -> PreTrainedConfig:
         return config
     talker = config.talker_config
     stage: PreTrainedConfig = talker.text_config
-    stage.architectures = [TALKER]
+    stage.architectures = ["Qwen3OmniTalker"]
     stage.tie_word_embeddings = False
     stage.code_predictor_config = talker.code_predictor_config
     stage.codec_eos_token_id = talker.codec_eos_token_id
@@ -39,7 +36,7 @@ def code2wav_config(config: PreTrainedConfig) -> PreTrainedConfig:
     if not isinstance(config, Qwen3OmniMoeConfig):
         return config
     stage: PreTrainedConfig = deepcopy(config.code2wav_config)
-    stage.architectures = [CODE2WAV]
+    stage.architectures = ["Qwen3OmniCode2Wav"]
     stage.vocab_size = stage.codebook_size
     stage.max_position_embeddings *= stage.num_quantizers
     return stage

@@ -1,40 +1,42 @@
 """Special token ids of a Qwen3-Omni checkpoint, read from its config.json; none are hard-coded."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
-from stages.qwen_omni.config_keys import ConfigKeys
+import msgspec
+from msgspec import Meta, Struct, field
+
+from omni_server.config.checkpoint_files import config_errors, read_json_object
 
 
-@dataclass(frozen=True)
-class SpeechIds:
+class SpeechIds(Struct, frozen=True):
     """Text ids are in the thinker's vocabulary, codec ids in the talker's."""
 
-    tts_pad: int  # text: fills the places of a prompt and of the end that have no text to speak
-    tts_bos: int  # text: precedes the reply
-    tts_eos: int  # text: follows the reply, once
-    codec_pad: int
-    codec_bos: int
-    codec_eos: int  # ends the speech
-    codec_nothink: int
-    codec_think_bos: int
-    codec_think_eos: int
-    speakers: Mapping[str, int]  # codec ids by voice, as config.json spells it
+    # Text: fills the places of a prompt and of the end that have no text to speak.
+    tts_pad: int = field(name="tts_pad_token_id")
+    tts_bos: int = field(name="tts_bos_token_id")  # text: precedes the reply
+    tts_eos: int = field(name="tts_eos_token_id")  # text: follows the reply, once
+    codec_pad: int = field(name="codec_pad_id")
+    codec_bos: int = field(name="codec_bos_id")
+    codec_eos: int = field(name="codec_eos_token_id")  # ends the speech
+    codec_nothink: int = field(name="codec_nothink_id")
+    codec_think_bos: int = field(name="codec_think_bos_id")
+    codec_think_eos: int = field(name="codec_think_eos_id")
+    # Codec ids by voice, as config.json spells it.
+    speakers: Annotated[dict[str, int], Meta(min_length=1)] = field(name="speaker_id")
 
 
-@dataclass(frozen=True)
-class SpecialIds:
+class SpecialIds(Struct, frozen=True):
     """Ids in the thinker's vocabulary, and those of speech."""
 
-    im_start: int  # begins a turn; the role follows
-    im_end: int  # ends a turn, and the reply
-    user: int  # role
-    assistant: int  # role
-    audio_placeholder: int
-    image_placeholder: int
-    video_placeholder: int
-    speech: SpeechIds | None
+    im_start: int = field(name="im_start_token_id")  # begins a turn; the role follows
+    im_end: int = field(name="im_end_token_id")  # ends a turn, and the reply
+    user: int = field(name="user_token_id")  # role
+    assistant: int = field(name="assistant_token_id")  # role
+    audio_placeholder: int = field(name="audio_token_id")
+    image_placeholder: int = field(name="image_token_id")
+    video_placeholder: int = field(name="video_token_id")
+    speech: SpeechIds | None = None
     """None if the checkpoint has no talker (`enable_audio_output`)."""
 
     @property
@@ -45,30 +47,10 @@ class SpecialIds:
 
 def read_special_ids(model_dir: Path) -> SpecialIds:
     """Raises `ConfigError` if config.json lacks one of the keys."""
-    keys = ConfigKeys(model_dir, "Qwen3-Omni")
-    return SpecialIds(
-        im_start=keys.number("im_start_token_id"),
-        im_end=keys.number("im_end_token_id"),
-        user=keys.number("user_token_id"),
-        assistant=keys.number("assistant_token_id"),
-        audio_placeholder=keys.number("thinker_config", "audio_token_id"),
-        image_placeholder=keys.number("thinker_config", "image_token_id"),
-        video_placeholder=keys.number("thinker_config", "video_token_id"),
-        # True is the default of the reference's config.
-        speech=_speech_ids(keys) if keys.find("enable_audio_output") in (None, True) else None,
-    )
-
-
-def _speech_ids(keys: ConfigKeys) -> SpeechIds:
-    return SpeechIds(
-        tts_pad=keys.number("tts_pad_token_id"),
-        tts_bos=keys.number("tts_bos_token_id"),
-        tts_eos=keys.number("tts_eos_token_id"),
-        codec_pad=keys.number("talker_config", "codec_pad_id"),
-        codec_bos=keys.number("talker_config", "codec_bos_id"),
-        codec_eos=keys.number("talker_config", "codec_eos_token_id"),
-        codec_nothink=keys.number("talker_config", "codec_nothink_id"),
-        codec_think_bos=keys.number("talker_config", "codec_think_bos_id"),
-        codec_think_eos=keys.number("talker_config", "codec_think_eos_id"),
-        speakers=keys.numbers("talker_config", "speaker_id"),
-    )
+    path = model_dir / "config.json"
+    config: dict[str, Any] = read_json_object(path)
+    with config_errors(f"{path}: is this a Qwen3-Omni checkpoint?"):
+        ids, speech = msgspec.convert(config | config["thinker_config"], SpecialIds), None
+        if config.get("enable_audio_output") in (None, True):  # True is the default of the reference's config
+            speech = msgspec.convert(config | config["talker_config"], SpeechIds)
+        return msgspec.structs.replace(ids, speech=speech)

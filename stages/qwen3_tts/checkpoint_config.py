@@ -1,40 +1,20 @@
-"""The fields of a Qwen3-TTS checkpoint's config files that the server process reads."""
+"""The fields of a Qwen3-TTS checkpoint's config.json that the server process reads."""
 
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
 from omni_server.config.checkpoint_files import config_errors
-from omni_server.errors import ConfigError
+from stages.qwen_codec.codec_layout import check_num_codebooks
 
 CODEC_FOLDER = "speech_tokenizer"
 """The folder of the codec's weights and config in that of the checkpoint."""
 
-NUM_CODEBOOKS = 16
 
-StructT = TypeVar("StructT", bound=msgspec.Struct)
-
-
-class TransformerSizes(msgspec.Struct, frozen=True):
+class TalkerConfig(msgspec.Struct, frozen=True):
     hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-
-
-class PredictorConfig(TransformerSizes, frozen=True):
-    vocab_size: int
-
-
-class TalkerConfig(TransformerSizes, frozen=True):
-    vocab_size: int  # codec tokens
-    text_vocab_size: int
-    text_hidden_size: int
     num_code_groups: int
-    code_predictor_config: PredictorConfig
     codec_pad_id: int
     codec_bos_id: int
     codec_eos_token_id: int
@@ -62,39 +42,10 @@ class CheckpointConfig(msgspec.Struct, frozen=True):
         return self.dtype or self.torch_dtype or "bfloat16"
 
 
-class DecoderConfig(TransformerSizes, frozen=True):
-    codebook_size: int
-    codebook_dim: int
-    latent_dim: int
-    decoder_dim: int
-    num_quantizers: int
-    sliding_window: int
-    upsampling_ratios: tuple[int, ...]
-    upsample_rates: tuple[int, ...]
-
-
-class CodecConfig(msgspec.Struct, frozen=True):
-    decoder_config: DecoderConfig
-
-
 def read_checkpoint_config(model_dir: Path) -> CheckpointConfig:
-    """Raises `ConfigError`, as `read_decoder_config` does."""
-    config = _read(model_dir / "config.json", CheckpointConfig)
-    _check_codebooks("talker_config.num_code_groups", config.talker_config.num_code_groups)
-    return config
-
-
-def read_decoder_config(model_dir: Path) -> DecoderConfig:
-    decoder = _read(model_dir / CODEC_FOLDER / "config.json", CodecConfig).decoder_config
-    _check_codebooks("decoder_config.num_quantizers", decoder.num_quantizers)
-    return decoder
-
-
-def _read(path: Path, kind: type[StructT]) -> StructT:
+    """Raises `ConfigError`."""
+    path = model_dir / "config.json"
     with config_errors(f"{path}: is this a Qwen3-TTS checkpoint?"):
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-
-
-def _check_codebooks(key: str, number: int) -> None:
-    if number != NUM_CODEBOOKS:
-        raise ConfigError(f"{key} is {number}, and only {NUM_CODEBOOKS} is supported")
+        config = msgspec.json.decode(path.read_bytes(), type=CheckpointConfig)
+    check_num_codebooks("talker_config.num_code_groups", config.talker_config.num_code_groups)
+    return config

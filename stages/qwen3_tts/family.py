@@ -1,21 +1,20 @@
 """Qwen3-TTS in the server process: texts, voices, ids, but no weights and no engine."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.config.checkpoint_files import config_errors
-from omni_server.config.chunk_plan import ChunkPlan
-from omni_server.config.pipeline import EdgeSpec, Pipeline, StageSpec, TokenFrames
+from omni_server.config.checkpoint_files import config_errors, read_json_object
+from omni_server.config.pipeline import Pipeline, StageSpec
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import InvalidRequestError
 from omni_server.family import (
     DefaultConfigs,
     DiffusionPrompt,
     FamilyModel,
-    HfOverrides,
     NeededFile,
     ReferenceImplementation,
     SpeechText,
@@ -31,19 +30,17 @@ from omni_server.types import (
     Task,
     TextPart,
 )
-from stages.qwen3_tts.checkpoint_config import (
-    CODEC_FOLDER,
-    NUM_CODEBOOKS,
-    read_checkpoint_config,
-    read_decoder_config,
-)
+from stages.qwen3_tts.checkpoint_config import CODEC_FOLDER, read_checkpoint_config
 from stages.qwen3_tts.codec_layout import decoder_layout
 from stages.qwen3_tts.layout import Speaking, Voice
 from stages.qwen3_tts.options import VoiceEncoderStage
 from stages.qwen3_tts.recording import Recording, check_voice, heard_voice
 from stages.qwen3_tts.speech_text import Qwen3TTSText
 from stages.qwen3_tts.tokens import TextTokenizer
+from stages.qwen_codec.codec_layout import check_num_codebooks
 from stages.qwen_codec.options import Code2WavStage
+from stages.qwen_codec.talker_to_code2wav import CODEC_EDGE
+from stages.stage_models import DeclaresModels, modules_of
 
 PIPELINE = Pipeline(
     stages={
@@ -51,16 +48,7 @@ PIPELINE = Pipeline(
         "code2wav": StageSpec("diffusion", output="audio", config=Code2WavStage, folder=CODEC_FOLDER),
         "voice_encoder": StageSpec("diffusion", output="voice", config=VoiceEncoderStage),
     },
-    edges=(
-        EdgeSpec(
-            "talker",
-            "code2wav",
-            TokenFrames(num_codebooks=NUM_CODEBOOKS, num_predicted=NUM_CODEBOOKS - 1),
-            "stages.qwen_codec.talker_to_code2wav:TalkerToCode2Wav",
-            # The decoder's state holds all of the past, and the future has no influence.
-            ChunkPlan(past_blocks=0, new_blocks=(1, 2, 4, 8), future_blocks=0),
-        ),
-    ),
+    edges=(CODEC_EDGE,),
 )
 
 NO_VOICE = "Default"
@@ -69,21 +57,8 @@ NO_VOICE = "Default"
 AUTO = "auto"
 """The language that the model itself finds out."""
 
-_ISO_639_1 = {
-    "de": "german",
-    "en": "english",
-    "es": "spanish",
-    "fr": "french",
-    "it": "italian",
-    "ja": "japanese",
-    "ko": "korean",
-    "pt": "portuguese",
-    "ru": "russian",
-    "zh": "chinese",
-}
 
-
-class Qwen3TTSFamily:
+class Qwen3TTSFamily(DeclaresModels):
     """Implements `omni_server.family.ModelFamily`."""
 
     pipeline = PIPELINE
@@ -92,11 +67,13 @@ class Qwen3TTSFamily:
     reference: ReferenceImplementation | None = ReferenceImplementation(
         "stages.qwen3_tts.reference:Qwen3TTSReference", package="qwen-tts-hf"
     )
-    engine_modules: tuple[str, ...] = (
-        "stages.qwen3_tts.talker",
-        "stages.qwen3_tts.code2wav",
-        "stages.qwen3_tts.voice_encoder",
-    )
+    models: ClassVar[Mapping[str, str]] = {
+        "talker": "stages.qwen3_tts.talker:Qwen3TTSTalker",
+        "code2wav": "stages.qwen3_tts.code2wav:Qwen3TTSCode2Wav",
+        "voice_encoder": "stages.qwen3_tts.voice_encoder:Qwen3TTSVoiceEncoder",
+    }
+    configs = "stages.qwen3_tts.hf_config"
+    engine_modules: tuple[str, ...] = modules_of(models)
     default_configs: DefaultConfigs | None = DefaultConfigs(gpu="qwen3_tts", demo="qwen3_tts.demo-cpu")
 
     def open(self, model_dir: Path) -> "Qwen3TTSModel":
@@ -118,30 +95,11 @@ class Qwen3TTSFamily:
         is_base = read_checkpoint_config(model_dir).tts_model_type == "base"
         return self.pipeline.outputs if is_base else self.pipeline.outputs - {"voice"}
 
-    def hf_overrides(self, model_stage: str) -> HfOverrides | None:
-        # A late import: the server process does not need this before it starts the engines.
-        from stages.qwen3_tts.hf_config import code2wav_config, talker_config, voice_encoder_config
-
-        overrides: dict[str, HfOverrides] = {
-            "talker": talker_config,
-            "code2wav": code2wav_config,
-            "voice_encoder": voice_encoder_config,
-        }
-        return overrides[model_stage]
-
     def register(self) -> None:
-        from vllm import ModelRegistry
-
-        from stages.qwen3_tts.code2wav import Qwen3TTSCode2Wav
-        from stages.qwen3_tts.hf_config import CODE2WAV, TALKER, VOICE_ENCODER, register_configs
-        from stages.qwen3_tts.talker import Qwen3TTSTalker
-        from stages.qwen3_tts.voice_encoder import Qwen3TTSVoiceEncoder
+        from stages.qwen3_tts.hf_config import register_configs
 
         register_configs()
-        # Classes, not names: vLLM would import a name in a separate process to inspect the class.
-        ModelRegistry.register_model(TALKER, Qwen3TTSTalker)
-        ModelRegistry.register_model(CODE2WAV, Qwen3TTSCode2Wav)
-        ModelRegistry.register_model(VOICE_ENCODER, Qwen3TTSVoiceEncoder)
+        super().register()
 
 
 class Qwen3TTSModel(FamilyModel):
@@ -168,9 +126,13 @@ class Qwen3TTSModel(FamilyModel):
         clone = ClonedVoice(bytes(4 * talker.hidden_size)) if config.tts_model_type == "base" else None
         self.warm_up_speech = SpeechOutput(text="Hello", clone=clone)
         self.stop_ids = {"talker": (talker.codec_eos_token_id,)}
-        decoder = read_decoder_config(model_dir)
-        self.codec = decoder_layout(msgspec.structs.asdict(decoder))
-        self._codebook_size = decoder.codebook_size
+        path = model_dir / CODEC_FOLDER / "config.json"
+        codec: dict[str, Any] = read_json_object(path)
+        with config_errors(f"{path}: is this the codec of Qwen3-TTS?"):
+            decoder = codec["decoder_config"]
+            check_num_codebooks("decoder_config.num_quantizers", decoder["num_quantizers"])
+            self.codec = decoder_layout(decoder)
+            self._codebook_size = int(decoder["codebook_size"])
         self._tokenizer = TextTokenizer(model_dir)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
@@ -206,8 +168,10 @@ class Qwen3TTSModel(FamilyModel):
         return Voice(None, clone.vector, clone.frames, self._tokenizer.plain_ids(clone.text))
 
     def _language(self, language: str | None, voice: str) -> int | None:
+        from transformers.models.whisper.tokenization_whisper import LANGUAGES  # names by ISO 639-1 code
+
         name = AUTO if language is None else language.lower()
-        name = _ISO_639_1.get(name.partition("-")[0], name)  # en-GB is English
+        name = LANGUAGES.get(name.partition("-")[0], name)  # en-GB is English
         # A dialect cannot be asked for: it belongs to a voice.
         known = [AUTO, *sorted(name for name in self._languages if "dialect" not in name)]
         if name not in known:

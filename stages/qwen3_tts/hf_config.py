@@ -12,10 +12,6 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorConfig,
 )
 
-TALKER, CODE2WAV = "Qwen3TTSTalkerStage", "Qwen3TTSCode2WavStage"
-VOICE_ENCODER = "Qwen3TTSVoiceEncoderStage"
-"""Names of the model classes in vLLM's registry."""
-
 
 class Qwen3TTSConfig(PreTrainedConfig):
     model_type = "qwen3_tts"
@@ -75,7 +71,7 @@ def talker_config(config: PreTrainedConfig) -> PreTrainedConfig:
         **_without(config.talker_config, "model_type", "rope_scaling", "dtype", "architectures"),
         dtype=config.dtype,
         tie_word_embeddings=False,
-        architectures=[TALKER],
+        architectures=["Qwen3TTSTalker"],
     )
 
 
@@ -90,7 +86,9 @@ def code2wav_config(config: PreTrainedConfig) -> PreTrainedConfig:
     if not isinstance(config, Qwen3TTSTokenizerConfig):
         return config
     assert config.decoder_config is not None
-    stage = Qwen3TTSDecoderConfig(**_without(config.decoder_config, "model_type"), architectures=[CODE2WAV])
+    stage = Qwen3TTSDecoderConfig(
+        **_without(config.decoder_config, "model_type"), architectures=["Qwen3TTSCode2Wav"]
+    )
     stage.vocab_size = stage.codebook_size
     stage.max_position_embeddings *= stage.num_quantizers
     return stage
@@ -99,7 +97,9 @@ def code2wav_config(config: PreTrainedConfig) -> PreTrainedConfig:
 def voice_encoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
     if not isinstance(config, Qwen3TTSConfig):
         return config
-    return Qwen3TTSVoiceEncoderConfig(**(config.speaker_encoder_config or {}), architectures=[VOICE_ENCODER])
+    return Qwen3TTSVoiceEncoderConfig(
+        **(config.speaker_encoder_config or {}), architectures=["Qwen3TTSVoiceEncoder"]
+    )
 
 
 def _without(fields: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import msgspec
 
 from omni_server.family import SpeechPrompt
-from stages.qwen3_tts.checkpoint_config import NUM_CODEBOOKS, CheckpointConfig
+from stages.qwen3_tts.checkpoint_config import CheckpointConfig
+from stages.qwen_codec.codec_layout import NUM_CODEBOOKS
 
 NONE, VECTOR, FRAME = -1, -2, -3
 """In `PromptRows.codec`: nothing, the vector of the voice, the next frame of the reference recording. `NONE`

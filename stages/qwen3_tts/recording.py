@@ -9,7 +9,7 @@ import numpy.typing as npt
 from omni_server.errors import InvalidRequestError
 from omni_server.family import DiffusionPrompt
 from omni_server.types import ClonedVoice
-from stages.qwen3_tts.checkpoint_config import NUM_CODEBOOKS
+from stages.qwen_codec.codec_layout import NUM_CODEBOOKS
 
 SAMPLES_PER_FRAME = 1920
 

@@ -10,7 +10,6 @@ import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM, Qwen3Model
 from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
-from vllm.sequence import IntermediateTensors
 
 from stages.qwen3_tts.hf_config import Qwen3TTSTalkerConfig, predictor_config
 from stages.qwen3_tts.layout import FRAME, NONE, VECTOR, PromptRows
@@ -48,16 +47,6 @@ class Qwen3TTSTalker(FrameTalker):
         self._codec_table: torch.Tensor
         """Of the first codes, `[vocab_size, hidden_size]` in host memory: reading rows from the device would wait for
         the step that runs there."""
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """Hidden states `[num_tokens, hidden_size]`; `positions` is `[num_tokens]`."""
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
 
     @torch.no_grad()
     def row_table(self) -> torch.Tensor:
@@ -97,11 +86,6 @@ class Qwen3TTSTalker(FrameTalker):
         _check_ids("code", (int(frames.min()), int(frames.max())), 0, tables.shape[1])
         predicted = self.embed_predicted(frames[:, 1:].to(tables.device))
         return self._codec_table[frames[:, 0]].float() + predicted.cpu()
-
-    @staticmethod
-    def is_unused_checkpoint_weight(name: str) -> bool:
-        """Lets vLLM's loader skip shards without weights that the talker needs."""
-        return not name.startswith("talker.")
 
 
 def _check_ids(kind: str, ids: Sequence[int], first: int, end: int) -> None:

@@ -14,8 +14,9 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import ECAPA_TimeDelayNet
 
 from omni_server.types import SAMPLE_RATE_HZ
-from stages.qwen3_tts.checkpoint_config import CODEC_FOLDER, NUM_CODEBOOKS
+from stages.qwen3_tts.checkpoint_config import CODEC_FOLDER
 from stages.qwen3_tts.hf_config import Qwen3TTSTokenizerConfig, Qwen3TTSVoiceEncoderConfig
+from stages.qwen_codec.codec_layout import NUM_CODEBOOKS
 
 _FFT_SIZE, _HOP, _MAX_HZ = 1024, 256, 12_000
 _SMALLEST_POWER, _SMALLEST_LEVEL = 1e-9, 1e-5

@@ -7,34 +7,17 @@ CUDA graph can hold all steps of a frame.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorConfig,
+)
 
 from stages.qwen_codec.decoder_operations import DecoderOperations
 from stages.runtime.code_sampling import Choose
 from stages.runtime.kernel_launch import fits_decoding_kernels
-
-
-@dataclass(frozen=True)
-class CodePredictorSizes:
-    """Attention has no biases."""
-
-    num_predicted: int
-    """Codes of a frame, without the one that the talker samples."""
-    vocab_size: int
-    """Of each predicted codebook."""
-    hidden_size: int
-    talker_width: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
 
 
 class CodePredictor(nn.Module):
@@ -45,35 +28,47 @@ class CodePredictor(nn.Module):
     cos: torch.Tensor  # [length, head_dim]
     sin: torch.Tensor
 
-    def __init__(self, sizes: CodePredictorSizes, max_batch_size: int, *, use_kernels: bool = True) -> None:
+    def __init__(
+        self,
+        config: Qwen3OmniMoeTalkerCodePredictorConfig,
+        talker_width: int,
+        max_batch_size: int,
+        *,
+        use_kernels: bool = True,
+    ) -> None:
         """The kernels compute the layers where they are wanted and support the device and the sizes, and
-        torch everywhere else."""
+        torch everywhere else. Raises `ValueError` for biases in the attention, which no published model has.
+        """
+        if config.attention_bias:
+            raise ValueError("a code predictor with attention_bias is not supported")
         super().__init__()
-        self.num_predicted = sizes.num_predicted
-        tables = (sizes.num_predicted, sizes.vocab_size)
-        self.codec_embedding = nn.Parameter(torch.empty(*tables, sizes.talker_width))
-        self.lm_head = nn.Parameter(torch.empty(*tables, sizes.hidden_size))
+        width, head_dim = config.hidden_size, config.head_dim
+        self.num_predicted: int = config.num_code_groups - 1
+        """Codes of a frame, without the one that the talker samples."""
+        tables = (self.num_predicted, config.vocab_size)
+        self.codec_embedding = nn.Parameter(torch.empty(*tables, talker_width))
+        self.lm_head = nn.Parameter(torch.empty(*tables, width))
         self.input_projection: nn.Linear | None = None
-        if sizes.talker_width != sizes.hidden_size:
-            self.input_projection = nn.Linear(sizes.talker_width, sizes.hidden_size)
-        self.layers = nn.ModuleList(_Layer(sizes) for _ in range(sizes.num_layers))
-        self.norm = nn.Parameter(torch.ones(sizes.hidden_size))
-        self.operations = DecoderOperations(sizes.rms_norm_eps)
-        is_power_of_two = sizes.head_dim & (sizes.head_dim - 1) == 0
+        if talker_width != width:
+            self.input_projection = nn.Linear(talker_width, width)
+        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.Parameter(torch.ones(width))
+        self.operations = DecoderOperations(config.rms_norm_eps)
+        is_power_of_two = head_dim & (head_dim - 1) == 0
         if use_kernels and is_power_of_two and fits_decoding_kernels(self.norm.device):
             from stages.qwen_codec.decoder_kernels import KernelOperations
 
-            self.operations = KernelOperations(sizes.rms_norm_eps)
+            self.operations = KernelOperations(config.rms_norm_eps)
         # A frame's sequence: the talker's hidden state, the sampled token, and all codes but the last.
         length = 1 + self.num_predicted
-        heads = (sizes.num_kv_heads, length, sizes.head_dim)
-        cache = torch.zeros(sizes.num_layers, 2, max_batch_size, *heads)
+        heads = (config.num_key_value_heads, length, head_dim)
+        cache = torch.zeros(config.num_hidden_layers, 2, max_batch_size, *heads)
         self.register_buffer("cache", cache, persistent=False)
-        steps = torch.arange(0, sizes.head_dim, 2, dtype=torch.float32) / sizes.head_dim
-        angles = torch.outer(torch.arange(length, dtype=torch.float32), sizes.rope_theta**-steps).repeat(1, 2)
+        speeds = config.rope_parameters["rope_theta"] ** (-torch.arange(0, head_dim, 2).float() / head_dim)
+        angles = torch.outer(torch.arange(length, dtype=torch.float32), speeds).repeat(1, 2)
         self.register_buffer("cos", angles.cos().to(cache.dtype), persistent=False)
         self.register_buffer("sin", angles.sin().to(cache.dtype), persistent=False)
-        self._not_loaded = set(self._checkpoint_parts())
+        self._not_loaded = set(self.checkpoint_parts())
 
     def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, choose: Choose) -> torch.Tensor:
         """Codes int64 `[n, num_predicted]`, for the talker's `hidden` states `[n, talker_width]` and the
@@ -112,7 +107,7 @@ class CodePredictor(nn.Module):
         """Takes weights by their names in the checkpoint, below `talker.code_predictor`, in any number of
         calls. Returns the names of their parameters. Raises `ValueError` for an unknown name and for another
         shape."""
-        parts = self._checkpoint_parts()
+        parts = self.checkpoint_parts()
         loaded = set()
         for name, weight in weights:
             if name not in parts:
@@ -136,7 +131,7 @@ class CodePredictor(nn.Module):
                 f"the checkpoint lacks weights of the code predictor: {sorted(self._not_loaded)}"
             )
 
-    def _checkpoint_parts(self) -> dict[str, tuple[str, torch.Tensor]]:
+    def checkpoint_parts(self) -> dict[str, tuple[str, torch.Tensor]]:
         """By name in the checkpoint: the name of a parameter, and the part of it."""
         parts = {"model.norm.weight": ("norm", self.norm.data)}
         if self.input_projection is not None:
@@ -156,10 +151,10 @@ class CodePredictor(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, sizes: CodePredictorSizes) -> None:
+    def __init__(self, config: Qwen3OmniMoeTalkerCodePredictorConfig) -> None:
         super().__init__()
-        width, inner = sizes.hidden_size, sizes.intermediate_size
-        queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+        width, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+        queries, keys = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
         self._qkv_sizes = (queries, keys, keys)
         self.qkv_proj = nn.Parameter(torch.empty(sum(self._qkv_sizes), width))
         self.o_proj = nn.Parameter(torch.empty(width, queries))
@@ -167,8 +162,8 @@ class _Layer(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(width, inner))
         self.input_norm = nn.Parameter(torch.ones(width))
         self.post_attention_norm = nn.Parameter(torch.ones(width))
-        self.query_norm = nn.Parameter(torch.ones(sizes.head_dim))
-        self.key_norm = nn.Parameter(torch.ones(sizes.head_dim))
+        self.query_norm = nn.Parameter(torch.ones(head_dim))
+        self.key_norm = nn.Parameter(torch.ones(head_dim))
 
     def forward(
         self,
@@ -189,7 +184,7 @@ class _Layer(nn.Module):
         return operations.linear(inner, self.down_proj, residual=hidden)
 
     def checkpoint_parts(self) -> dict[str, tuple[str, torch.Tensor]]:
-        """See `CodePredictor._checkpoint_parts`."""
+        """See `CodePredictor.checkpoint_parts`."""
         queries, keys, values = self.qkv_proj.data.split(self._qkv_sizes)
         gate, up = self.gate_up_proj.data.chunk(2)
         return {

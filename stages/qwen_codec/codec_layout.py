@@ -11,6 +11,9 @@ from omni_server.family import CodecLayout
 CONV_KERNEL = 7
 """Width of every convolution of `Qwen3OmniMoeCode2Wav` that sees more than one position."""
 
+NUM_CODEBOOKS = 16
+"""Of all published models."""
+
 UNIT_DILATIONS = (1, 3, 9)
 """Dilations of a decoder block's residual units (`Qwen3OmniMoeCode2WavDecoderBlock`)."""
 
@@ -20,6 +23,12 @@ class Code2WavLayout(CodecLayout):
     context_frames: int
     """Earlier frames that the audio of a frame depends on. With that many, a lost state can be computed again
     exactly; fewer give other audio."""
+
+
+def check_num_codebooks(key: str, number: object) -> None:
+    """Raises `ConfigError`, which names the `key` of the config."""
+    if number != NUM_CODEBOOKS:
+        raise ConfigError(f"{key} is {number}, and only {NUM_CODEBOOKS} is supported")
 
 
 def code2wav_layout(

@@ -1,11 +1,11 @@
 """A talker that samples the first code of a frame, and the code predictor beside it, which adds the other 15
 in the same step (`stages.runtime.frame_predictor`)."""
 
+from collections import OrderedDict
 from collections.abc import Iterable
 
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorConfig,
 )
@@ -14,7 +14,7 @@ from vllm.model_executor.models.qwen2 import Qwen2Model
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
 
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
+from stages.qwen_codec.code_predictor import CodePredictor
 from stages.qwen_omni.codec_talker import CodecTalker
 from stages.runtime.code_sampling import Choose
 
@@ -25,19 +25,6 @@ _NUM_CONTROL_IDS = 1024
 _ROWS_PER_CHUNK = 4096
 
 
-class TextProjection(nn.Module):
-    """`Qwen3OmniMoeTalkerResizeMLP`."""
-
-    def __init__(self, embedding_width: int, inner_width: int, width: int) -> None:
-        super().__init__()
-        self.linear_fc1 = nn.Linear(embedding_width, inner_width)
-        self.linear_fc2 = nn.Linear(inner_width, width)
-
-    def forward(self, embedded: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self.linear_fc2(functional.silu(self.linear_fc1(embedded)))
-        return projected
-
-
 class TextRows(nn.Module):
     """Makes the row of each text id: an embedding, projected to the talker's width."""
 
@@ -45,34 +32,22 @@ class TextRows(nn.Module):
         super().__init__()
         # In host memory: it is read once.
         self.embedding = nn.Embedding(vocab_size, embedding_width, device="cpu")
-        self.projection = TextProjection(embedding_width, inner_width, width)
+        self.projection = nn.Sequential(  # `Qwen3OmniMoeTalkerResizeMLP`
+            OrderedDict(
+                linear_fc1=nn.Linear(embedding_width, inner_width),
+                activation=nn.SiLU(),
+                linear_fc2=nn.Linear(inner_width, width),
+            )
+        )
+        self._width = width
 
     def table(self) -> torch.Tensor:
         """All rows, `[vocab_size, width]`, in host memory."""
-        embedding, device = self.embedding.weight, self.projection.linear_fc1.weight.device
-        table = embedding.new_empty(len(embedding), self.projection.linear_fc2.out_features)
+        embedding, device = self.embedding.weight, next(self.projection.parameters()).device
+        table = embedding.new_empty(len(embedding), self._width)
         for rows, chunk in zip(table.split(_ROWS_PER_CHUNK), embedding.split(_ROWS_PER_CHUNK), strict=True):
             rows.copy_(self.projection(chunk.to(device)))
         return table
-
-
-def predictor_sizes(config: Qwen3OmniMoeTalkerCodePredictorConfig, talker_width: int) -> CodePredictorSizes:
-    """Raises `ValueError` for biases in the attention, which no published model has."""
-    if config.attention_bias:
-        raise ValueError("a code predictor with attention_bias is not supported")
-    return CodePredictorSizes(
-        num_predicted=config.num_code_groups - 1,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        talker_width=talker_width,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        rms_norm_eps=config.rms_norm_eps,
-        rope_theta=config.rope_parameters["rope_theta"],
-    )
 
 
 class FrameTalker(CodecTalker):
@@ -93,7 +68,8 @@ class FrameTalker(CodecTalker):
         super().__init__(model, banned, vllm_config, prefix)
         runtime = vllm_config.additional_config
         self.code_predictor = CodePredictor(
-            predictor_sizes(predictor_config, config.hidden_size),
+            predictor_config,
+            config.hidden_size,
             vllm_config.scheduler_config.max_num_seqs,
             use_kernels=isinstance(runtime, StageRuntimeConfig) and runtime.decoding_kernels,
         )

@@ -6,11 +6,21 @@ from collections import deque
 from collections.abc import Sequence
 
 from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.pipeline import EdgeSpec, TokenFrames
 from omni_server.errors import ConfigError
 from omni_server.family import CodecLayout, DecoderWindow, Frame
 from stages.codec_chunking import CodecChunker, Window
-from stages.qwen_codec.codec_layout import Code2WavLayout
+from stages.qwen_codec.codec_layout import NUM_CODEBOOKS, Code2WavLayout
 from stages.qwen_codec.codec_window import CodecWindow, encode_frame
+
+CODEC_EDGE = EdgeSpec(
+    "talker",
+    "code2wav",
+    TokenFrames(num_codebooks=NUM_CODEBOOKS, num_predicted=NUM_CODEBOOKS - 1),
+    f"{__name__}:TalkerToCode2Wav",
+    # The decoder's state holds all of the past, and the future has no influence.
+    ChunkPlan(past_blocks=0, new_blocks=(1, 2, 4, 8), future_blocks=0),
+)
 
 
 class TalkerToCode2Wav:

@@ -12,6 +12,7 @@ from vllm.model_executor.models.interfaces import SupportsLoRA, SupportsMRoPE, S
 from vllm.model_executor.models.qwen2 import Qwen2Model
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, maybe_prefix
+from vllm.sequence import IntermediateTensors
 
 
 class CodecTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, SupportsMRoPE):
@@ -41,6 +42,17 @@ class CodecTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, SupportsMR
         self.make_empty_intermediate_tensors = model.make_empty_intermediate_tensors
         self.register_buffer("banned_ids", banned_ids, persistent=False)
 
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """Hidden states `[num_tokens, hidden_size]`; `positions` is `[num_tokens]`, or `[3, num_tokens]` with
+        M-RoPE."""
+        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
+
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings of sampled codec tokens, as wide as `inputs_embeds`."""
         return self.model.embed_input_ids(input_ids)
@@ -58,6 +70,11 @@ class CodecTalker(nn.Module, SupportsLoRA, SupportsPP, SupportsQuant, SupportsMR
         """Plain positions, `[3, n]`, for prompts without media and for vLLM's warm-up; other positions arrive
         with the rows."""
         return torch.arange(len(input_tokens)).expand(3, -1), 0
+
+    @staticmethod
+    def is_unused_checkpoint_weight(name: str) -> bool:
+        """Lets vLLM's loader skip shards without weights that the talker needs."""
+        return not name.startswith("talker.")
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         return AutoWeightsLoader(self).load_weights(weights, mapper=self.checkpoint)

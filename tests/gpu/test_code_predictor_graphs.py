@@ -24,7 +24,6 @@ from vllm.distributed import (
 from stages.qwen3_omni.talker import CODE_SAMPLING
 from stages.qwen_codec.code_predictor import CodePredictor
 from stages.qwen_codec.decoder_operations import DecoderOperations
-from stages.qwen_codec.frame_talker import predictor_sizes
 from stages.runtime.code_sampling import Choose, CodeChooser, Draws
 from stages.runtime.code_sampling_kernel import CodeKernel
 from stages.runtime.cuda_graphs import batch_sizes
@@ -55,7 +54,7 @@ class Talker:
         torch.set_default_dtype(dtype)
         try:
             with DEVICE:
-                self._predictor = CodePredictor(predictor_sizes(config, config.hidden_size), MAX_NUM_SEQS)
+                self._predictor = CodePredictor(config, config.hidden_size, MAX_NUM_SEQS)
                 self._embedding = nn.Embedding(NUM_TOKENS, self.width)
         finally:
             torch.set_default_dtype(default)

@@ -35,7 +35,7 @@ from omni_server.protocol.rows import (
 )
 from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
-from stages.qwen3_omni.hf_overrides import TALKER, talker_config
+from stages.qwen3_omni.hf_overrides import talker_config
 from stages.qwen3_omni.talker import Qwen3OmniTalker
 from tests.integration.utterances import Run, Speaking, Spoken, Utterance
 
@@ -226,7 +226,7 @@ def _schedule_asynchronously(patch: pytest.MonkeyPatch) -> None:
 
 def main(model_dir: Path, scheduling: str, utterances: Path, runs: Path, results: Path) -> None:
     torch.set_num_threads(1)
-    ModelRegistry.register_model(TALKER, Qwen3OmniTalker)
+    ModelRegistry.register_model(Qwen3OmniTalker.__name__, Qwen3OmniTalker)
     wanted: list[tuple[bool, Speaking]] = torch.load(runs, weights_only=False)
     spoken: dict[int, Run] = {}
     for is_cramped in (False, True):

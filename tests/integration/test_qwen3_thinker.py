@@ -16,7 +16,7 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.encoder_budget import MultiModalBudget
 from vllm.multimodal.processing import BaseMultiModalProcessor
 
-from stages.qwen3_omni.hf_overrides import THINKER, thinker_config
+from stages.qwen3_omni.hf_overrides import thinker_config
 from stages.qwen3_omni.thinker import MAX_AUDIO_S, Qwen3OmniThinker
 
 RATE_HZ = 16_000
@@ -29,7 +29,7 @@ def sound(num_samples: int, seed: int = 0) -> npt.NDArray[np.float32]:
 
 @pytest.fixture(scope="module")
 def ours(qwen3_checkpoint: Path) -> BaseMultiModalProcessor[Any]:
-    ModelRegistry.register_model(THINKER, Qwen3OmniThinker)
+    ModelRegistry.register_model(Qwen3OmniThinker.__name__, Qwen3OmniThinker)
     arguments = EngineArgs(
         str(qwen3_checkpoint),
         hf_overrides=thinker_config,
@@ -88,7 +88,7 @@ def test_a_sound_that_is_too_short_is_told(
 def test_the_encoder_cache_holds_the_longest_audio(
     qwen3_checkpoint: Path, max_num_batched_tokens: int
 ) -> None:
-    ModelRegistry.register_model(THINKER, Qwen3OmniThinker)
+    ModelRegistry.register_model(Qwen3OmniThinker.__name__, Qwen3OmniThinker)
     arguments = EngineArgs(
         str(qwen3_checkpoint),
         hf_overrides=thinker_config,

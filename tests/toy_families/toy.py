@@ -120,8 +120,6 @@ class ToyFamily:
                 tensors=shapes if stage.engine == "ar" else {},
                 dtype="float32",
                 loads_float32=True,
-                encodes_media=False,
-                kv=None,
                 values_per_token=1024,
             )
             for name, stage in config.stages.items()

@@ -10,6 +10,8 @@ to block up to `CodecLayout.lead_samples`. Each convolution takes them for zeros
 pass.
 """
 
+from collections import OrderedDict
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -53,26 +55,9 @@ class CausalConv(Streamed):
         return self.conv(step.extended(self, x, num_undefined=self._num_undefined))
 
 
-class Pointwise(nn.Module):
-    """A convolution of width 1."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(channels, channels, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x)
-
-
-class Upsample(nn.Module):
-    """Positions become `ratio` positions each, without overlap."""
-
-    def __init__(self, channels: int, ratio: int) -> None:
-        super().__init__()
-        self.conv = nn.ConvTranspose1d(channels, channels, ratio, stride=ratio)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x)
+def _wrapped(conv: nn.Module) -> nn.Sequential:
+    """Gives the weights the checkpoint's names."""
+    return nn.Sequential(OrderedDict(conv=conv))
 
 
 class OverlappingUpsample(Streamed):
@@ -114,7 +99,7 @@ class ResidualUnit(nn.Module):
         self.act1 = Snake(channels)
         self.conv1 = CausalConv(channels, channels, dilation=dilation, num_undefined=num_undefined)
         self.act2 = Snake(channels)
-        self.conv2 = Pointwise(channels)
+        self.conv2 = _wrapped(nn.Conv1d(channels, channels, 1))
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         return x + self.conv2(self.act2(self.conv1(self.act1(x), step)))
@@ -156,7 +141,9 @@ class Code2WavNetwork(nn.Module):
         self.code_embedding = nn.Embedding(config.codebook_size * config.num_quantizers, code_width)
         self.pre_transformer = transformer
         self.upsample = nn.ModuleList(
-            nn.ModuleList((Upsample(width, ratio), ConvNeXtBlock(width)))
+            nn.ModuleList(
+                (_wrapped(nn.ConvTranspose1d(width, width, ratio, stride=ratio)), ConvNeXtBlock(width))
+            )
             for ratio in config.upsampling_ratios
         )
         rates = tuple(config.upsample_rates)

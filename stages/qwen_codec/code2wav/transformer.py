@@ -5,41 +5,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeCode2WavLayerScale,
+    Qwen3OmniMoeCode2WavMlp,
+    Qwen3OmniMoeCode2WavRMSNorm,
+)
 
 from omni_server.errors import ConfigError
 from stages.qwen_codec.code2wav.state import Step, Streamed
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self._eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
-        return self.weight * wide.to(x.dtype)
-
-
-class LayerScale(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.scale * x
-
-
-class Mlp(nn.Module):
-    def __init__(self, width: int, inner_width: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(width, inner_width, bias=False)
-        self.up_proj = nn.Linear(width, inner_width, bias=False)
-        self.down_proj = nn.Linear(inner_width, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Attention(Streamed):
@@ -104,12 +77,12 @@ class TransformerLayer(nn.Module):
     def __init__(self, config: Qwen3OmniMoeCode2WavConfig, head_dim: int) -> None:
         super().__init__()
         width = config.hidden_size
-        self.input_layernorm = RMSNorm(width, config.rms_norm_eps)
+        self.input_layernorm = Qwen3OmniMoeCode2WavRMSNorm(width, config.rms_norm_eps)
         self.self_attn = Attention(config, head_dim)
-        self.self_attn_layer_scale = LayerScale(width)
-        self.post_attention_layernorm = RMSNorm(width, config.rms_norm_eps)
-        self.mlp = Mlp(width, config.intermediate_size)
-        self.mlp_layer_scale = LayerScale(width)
+        self.self_attn_layer_scale = Qwen3OmniMoeCode2WavLayerScale(config)
+        self.post_attention_layernorm = Qwen3OmniMoeCode2WavRMSNorm(width, config.rms_norm_eps)
+        self.mlp = Qwen3OmniMoeCode2WavMlp(config)
+        self.mlp_layer_scale = Qwen3OmniMoeCode2WavLayerScale(config)
 
     def forward(self, x: torch.Tensor, sight: Sight, step: Step) -> torch.Tensor:
         x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), sight, step))
@@ -131,7 +104,7 @@ class Transformer(nn.Module):
         self.layers = nn.ModuleList(
             TransformerLayer(config, head_dim) for _ in range(config.num_hidden_layers)
         )
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = Qwen3OmniMoeCode2WavRMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """x: [num_streams, new frames, hidden_size], and so is the result."""

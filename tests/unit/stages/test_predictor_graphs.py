@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorConfig,
+)
 
-from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
+from stages.qwen_codec.code_predictor import CodePredictor
 from stages.runtime.code_sampling import Choose, CodeSampling, Draws
 from stages.runtime.frame_predictor import predicted_codes
 from stages.runtime.predictor_graphs import PredictorGraphs
@@ -29,20 +32,19 @@ class Talker:
 
     def __init__(self, max_num_seqs: int = MAX_NUM_SEQS) -> None:
         torch.manual_seed(0)
-        sizes = CodePredictorSizes(
-            num_predicted=NUM_PREDICTED,
+        config = Qwen3OmniMoeTalkerCodePredictorConfig(
+            num_code_groups=NUM_PREDICTED + 1,
             vocab_size=VOCABULARY,
             hidden_size=WIDTH,
-            talker_width=WIDTH,
             intermediate_size=48,
-            num_layers=2,
-            num_heads=4,
-            num_kv_heads=2,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
             head_dim=16,
             rms_norm_eps=1e-6,
-            rope_theta=10_000.0,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         )
-        self.predictor = CodePredictor(sizes, max_num_seqs)
+        self.predictor = CodePredictor(config, WIDTH, max_num_seqs)
         self._embedding = nn.Embedding(NUM_TOKENS, WIDTH)
         for weight in self.predictor.parameters():
             torch.nn.init.normal_(weight, std=0.3 if weight.dim() > 1 else 1.0)

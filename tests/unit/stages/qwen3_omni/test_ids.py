@@ -62,24 +62,26 @@ def test_speech_is_there_unless_the_config_says_otherwise(tmp_path: Path) -> Non
     ],
 )
 def test_a_missing_key_is_named(tmp_path: Path, key: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{key.replace('__', '.')}' is missing; is this a Qwen3-Omni"):
+    with pytest.raises(
+        ConfigError, match=f"is this a Qwen3-Omni.*missing required field `{key.split('__')[-1]}`"
+    ):
         read_special_ids(checkpoint(tmp_path, **{key: None}))
 
 
 @pytest.mark.parametrize("value", ["5", 5.5, True, [5]])
 def test_an_id_that_is_no_number_is_refused(tmp_path: Path, value: object) -> None:
-    with pytest.raises(ConfigError, match="'tts_pad_token_id' must be a whole number, not"):
+    with pytest.raises(ConfigError, match=r"Expected `int`, got .* `\$.tts_pad_token_id`"):
         read_special_ids(checkpoint(tmp_path, tts_pad_token_id=value))
 
 
 def test_a_speaker_without_a_number_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'talker_config.speaker_id.ethan' must be a whole number"):
+    with pytest.raises(ConfigError, match=r"Expected `int`, got `str` - at `\$.speaker_id\[...\]`"):
         read_special_ids(checkpoint(tmp_path, talker_config__speaker_id={"ethan": "2302"}))
 
 
 @pytest.mark.parametrize("value", [{}, [], 3])
 def test_a_talker_without_speakers_is_refused(tmp_path: Path, value: object) -> None:
-    with pytest.raises(ConfigError, match=r"'talker_config.speaker_id' must name at least one number"):
+    with pytest.raises(ConfigError, match=r"Expected `object`.* `\$.speaker_id`"):
         read_special_ids(checkpoint(tmp_path, talker_config__speaker_id=value))
 
 
@@ -93,5 +95,5 @@ def test_a_file_that_is_no_json_is_named(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("text", ["[]", "3", '{"thinker_config": 5}'])
 def test_json_of_another_shape_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"is missing|must hold a JSON object"):
+    with pytest.raises(ConfigError, match=r"is this a Qwen3-Omni|must hold a JSON object"):
         read_special_ids(tmp_path)

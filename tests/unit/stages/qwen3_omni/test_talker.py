@@ -24,7 +24,7 @@ from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
 from omni_server.protocol.runtime_config import StageRuntimeConfig
-from stages.qwen3_omni.hf_overrides import TALKER, talker_config
+from stages.qwen3_omni.hf_overrides import talker_config
 from stages.qwen3_omni.talker import Qwen3OmniTalker
 from stages.qwen_codec import code_predictor
 from stages.qwen_codec.decoder_kernels import KernelOperations
@@ -60,7 +60,7 @@ def config(checkpoint: Path) -> VllmConfig:
 
 
 def engine_config(folder: Path, **engine_args: Any) -> VllmConfig:
-    ModelRegistry.register_model(TALKER, Qwen3OmniTalker)
+    ModelRegistry.register_model(Qwen3OmniTalker.__name__, Qwen3OmniTalker)
     return EngineArgs(
         str(folder),
         **engine_args,

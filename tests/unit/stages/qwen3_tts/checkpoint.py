@@ -62,6 +62,7 @@ PREDICTOR: dict[str, Any] = {
     "intermediate_size": 3072,
     "num_hidden_layers": 5,
     "vocab_size": 2048,
+    "num_code_groups": 16,
 }
 TALKER: dict[str, Any] = {
     **SIZES_1B7,

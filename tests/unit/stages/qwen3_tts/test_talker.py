@@ -15,7 +15,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
-from stages.qwen3_tts.hf_config import TALKER, register_configs, talker_config
+from stages.qwen3_tts.hf_config import register_configs, talker_config
 from stages.qwen3_tts.layout import FRAME, NONE, VECTOR, PromptRows
 from stages.qwen3_tts.talker import Qwen3TTSTalker
 
@@ -103,7 +103,7 @@ def weights() -> dict[str, torch.Tensor]:
 @pytest.fixture
 def talker(tmp_path: Path, alone: None, weights: dict[str, torch.Tensor]) -> Iterator[Qwen3TTSTalker]:
     register_configs()
-    ModelRegistry.register_model(TALKER, Qwen3TTSTalker)
+    ModelRegistry.register_model(Qwen3TTSTalker.__name__, Qwen3TTSTalker)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     save_file(weights, tmp_path / "model.safetensors")
     config = EngineArgs(

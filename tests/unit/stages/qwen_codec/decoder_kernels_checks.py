@@ -7,9 +7,12 @@ import pytest
 import torch
 import triton.language as tl
 from torch.nn import functional
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorConfig,
+)
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from stages.qwen_codec.code_predictor import CodePredictor, CodePredictorSizes
+from stages.qwen_codec.code_predictor import CodePredictor
 from stages.qwen_codec.decoder_kernels import KernelOperations
 from stages.qwen_codec.decoder_operations import DecoderOperations
 
@@ -131,20 +134,19 @@ def test_attention_reads_and_extends_the_cache(sizes: tuple[int, int, int], dtyp
 @torch.no_grad()
 @pytest.mark.parametrize(("talker_width", "count"), [(32, 1), (64, 3)], ids=["equally wide", "projected"])
 def test_the_codes_of_a_frame(talker_width: int, count: int) -> None:
-    sizes = CodePredictorSizes(
-        num_predicted=4,
+    config = Qwen3OmniMoeTalkerCodePredictorConfig(
+        num_code_groups=5,
         vocab_size=60,
         hidden_size=32,
-        talker_width=talker_width,
         intermediate_size=48,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         head_dim=16,
         rms_norm_eps=EPSILON,
-        rope_theta=10_000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
     )
-    predictor = CodePredictor(sizes, max_batch_size=4)
+    predictor = CodePredictor(config, talker_width, max_batch_size=4)
     for weight in predictor.parameters():
         torch.nn.init.normal_(weight, std=0.3 if weight.dim() > 1 else 1.0)
     hidden, embedded = torch.randn(2, count, talker_width)

@@ -12,7 +12,6 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from stages.qwen_codec.code_predictor import CodePredictor
-from stages.qwen_codec.frame_talker import predictor_sizes
 from stages.runtime.code_sampling import Choose
 
 WIDTH, VOCABULARY, NUM_PREDICTED, BATCH = 32, 60, 15, 3
@@ -63,7 +62,7 @@ def test_all_logits_are_those_of_the_reference_whatever_was_chosen_before(
         weights |= {f"small_to_mtp_projection.{name}": weight for name, weight in project.named_parameters()}
     tables = {f"model.codec_embedding.{i}.weight": torch.randn(VOCABULARY, talker_width) for i in range(15)}
     weights |= tables
-    predictor = CodePredictor(predictor_sizes(config(), talker_width), max_batch_size=BATCH)
+    predictor = CodePredictor(config(), talker_width, max_batch_size=BATCH)
     predictor.load_weights(weights.items())
     predictor.check_loaded()
     for table, weight in zip(reference.model.codec_embedding, tables.values(), strict=True):
@@ -97,7 +96,7 @@ def test_all_logits_are_those_of_the_reference_whatever_was_chosen_before(
 def test_a_weight_of_another_name_or_shape_is_refused(
     name: str, shape: tuple[int, ...], message: str
 ) -> None:
-    made = CodePredictor(predictor_sizes(config(), WIDTH), max_batch_size=BATCH)
+    made = CodePredictor(config(), WIDTH, max_batch_size=BATCH)
     with pytest.raises(ValueError, match=message):
         made.load_weights([(name, torch.zeros(shape))])
 
@@ -106,4 +105,4 @@ def test_biases_which_no_published_model_has_are_refused() -> None:
     changed = config()
     changed.attention_bias = True
     with pytest.raises(ValueError, match="attention_bias is not supported"):
-        predictor_sizes(changed, WIDTH)
+        CodePredictor(changed, WIDTH, max_batch_size=BATCH)
