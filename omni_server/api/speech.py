@@ -8,6 +8,7 @@ import unicodedata
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -162,8 +163,13 @@ async def _answer(
     name = f"speech-{uuid.uuid4().hex}"
     body = validate(SpeechRequest, given)
     check_model(body.model, generator.model_info)
-    clone = await _clone(body, generator, media, voices)
-    requests, audio_format = parse_speech(body, name, generator, config.max_speech_characters, clone)
+    requests, audio_format = parse_speech(body, name, generator, config.max_speech_characters)
+    if (clone := await _clone(body, generator, media, voices)) is not None:
+        requests = [
+            replace(request, speech=replace(request.speech, clone=clone))
+            for request in requests
+            if request.speech is not None
+        ]
     speed = 1.0 if body.speed is None else body.speed
     stream = AnswerStream(generator, state, name, one_by_one=requests, input_param="input")
     pace = state.audio_pace(speed)
@@ -268,8 +274,13 @@ async def _clone(
         if stored is None:
             raise InvalidRequestError(
                 "This model speaks with voices that it clones: send a recording to /v1/audio/voices and name "
-                f"it, or send 'ref_audio'. Voices are: {', '.join(voices.names()) or 'none yet'}.",
+                "it as 'voice', or send 'ref_audio'.",
                 param="voice",
+            )
+        if body.x_vector_only_mode is False and not stored.clone.text:
+            raise InvalidRequestError(
+                "'x_vector_only_mode: false' needs a voice that was sent with 'ref_text'.",
+                param="x_vector_only_mode",
             )
         return ClonedVoice(stored.clone.vector) if is_vector_only else stored.clone
     text = (body.ref_text or "").strip()
@@ -296,10 +307,9 @@ def parse_speech(
     name: str,
     generator: Generator,
     max_characters: int,
-    clone: ClonedVoice | None = None,
 ) -> tuple[list[OmniRequest], AudioFormat]:
-    """Checks rules across fields and those of the model. Returns one or more requests, whose ids contain
-    `name` and whose audio is concatenated.
+    """Checks rules across fields and those of the model, except for cloned voices. Returns one or more
+    requests, whose ids contain `name` and whose audio is concatenated.
 
     Raises `InvalidRequestError` or `ModelNotFoundError`.
     """
@@ -309,7 +319,7 @@ def parse_speech(
     if not model.voices:
         others = "text" if "text" in model.outputs else "images"
         raise unsupported(f"This model answers with {others} only.", "model")
-    named = None if clone is not None else body.voice
+    named = None if model.clones_voices else body.voice
     voice = model.default_voice if named is None else resolve_voice(named, model, "voice")
     format_name = "mp3" if body.response_format is None else body.response_format
     audio_format = parse_format(format_name)
@@ -342,7 +352,6 @@ def parse_speech(
                 language=body.language,
                 instructions=instructions,
                 text_first=body.non_streaming_mode,
-                clone=clone,
                 must_end=bool(body.must_end),
             ),
             sampling=sampling,

@@ -10,6 +10,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.forms import Form, FormLimits, form_body, parse_form, read_form
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.openapi import GENERATION_ERRORS, error_responses
+from omni_server.api.request_record import ANONYMOUS, current_request
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import until_disconnect
 from omni_server.api.validation import unsupported
@@ -36,7 +37,7 @@ class VoiceList(BaseModel):
 class VoiceForm(BaseModel):
     """The fields of the form except the recording; those that are not listed are ignored."""
 
-    model_config = ConfigDict(extra="ignore", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="ignore", str_strip_whitespace=True, use_attribute_docstrings=True)
 
     name: Annotated[str, Field(pattern=r"^\w[\w .-]{0,63}$")]
     """What requests call it: letters, digits, spaces and `_.-`. Case makes no difference."""
@@ -68,11 +69,10 @@ def voices_router(state: ServerState, config: ApiConfig, media: MediaLoader, voi
 
     async def create(form: Form) -> CreatedVoice:
         generator = state.require_generator()
-        model = generator.model_info
         fields, files = parse_form(form, VoiceForm, _FILE)
-        if not model.clones_voices:
-            raise unsupported("This model clones no voices.", _FILE)
-        if fields.name.casefold() in (voice.casefold() for voice in model.voices):
+        if not fields.name.isprintable():  # such as joiners, which make names that look alike
+            raise InvalidRequestError("A name has no invisible characters.", param="name")
+        if fields.name.casefold() in (voice.casefold() for voice in generator.model_info.voices):
             raise InvalidRequestError(f"The model has a voice '{fields.name}' of its own.", param="name")
         voices.check_new(fields.name)  # before the work
         try:
@@ -94,7 +94,10 @@ def voices_router(state: ServerState, config: ApiConfig, media: MediaLoader, voi
     async def list_voices() -> VoiceList:
         info = state.require_generator().model_info
         if info.clones_voices:
-            return VoiceList(voices=[Voice(id=name, name=name, uploaded=True) for name in voices.names()])
+            record = current_request()
+            is_stranger = bool(config.api_keys) and (record is None or record.caller == ANONYMOUS)
+            names = [] if is_stranger else voices.names()  # of people
+            return VoiceList(voices=[Voice(id=name, name=name, uploaded=True) for name in names])
         own = [Voice(id=voice, name=voice) for voice in info.voices]
         aliases = [Voice(id=name, name=name, alias_of=voice) for name, voice in voice_aliases(info).items()]
         return VoiceList(voices=own + aliases)
@@ -106,7 +109,8 @@ def voices_router(state: ServerState, config: ApiConfig, media: MediaLoader, voi
         openapi_extra=form_body(VoiceForm, {_FILE: {"type": "string", "format": "binary"}}, _FILE),
     )
     async def create_voice(request: Request) -> CreatedVoice:
-        state.require_generator()  # before reading megabytes of body
+        if not state.require_generator().model_info.clones_voices:  # before reading megabytes of body
+            raise unsupported("This model clones no voices.", "model")
         return await until_disconnect(create(await read_form(request, limits)), request.receive)
 
     @router.delete(

@@ -126,6 +126,7 @@ class Orchestrator:
         """See `Generator.clone_voice`."""
         if self._voices is None:
             raise InvalidRequestError("this model clones no voices", param="voice")
+        self._check_up(frozenset({"voice"}))
         return await self._voices.clone(recording, text)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
@@ -392,12 +393,15 @@ class Orchestrator:
         if self._voices is not None:
             await self._voices.close()
 
-    def _check_open(self, request: OmniRequest, outputs: frozenset[Output]) -> None:
+    def _check_up(self, outputs: frozenset[Output]) -> None:
         if self._is_closed:
             raise OverloadedError("the server is shutting down", code="server_shutting_down")
         down = self.stage_down(outputs)
         if down is not None:
             raise down
+
+    def _check_open(self, request: OmniRequest, outputs: frozenset[Output]) -> None:
+        self._check_up(outputs)
         if request.request_id in self._running:
             raise InvalidRequestError(f"a request with id '{request.request_id}' is running already")
 

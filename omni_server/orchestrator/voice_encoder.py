@@ -29,16 +29,23 @@ class VoiceEncoder:
     ) -> None:
         self._family = family
         self._stage = stage
-        self._max_model_len = config.max_model_len
+        assert family.codec is not None
+        self._longest_s = family.codec.first_sample(config.max_model_len) / family.codec.sample_rate_hz
         self._timeout_s = timeout_s
         self._voices: OrderedDict[_Key, asyncio.Task[ClonedVoice]] = OrderedDict()
         """Finished or in flight; the last used last."""
 
     async def clone(self, recording: AudioPart, text: str) -> ClonedVoice:
         """See `Generator.clone_voice`."""
+        seconds = len(recording.samples) / recording.sample_rate_hz
+        if seconds > self._longest_s:
+            raise InvalidRequestError(
+                f"the recording has {seconds:.1f} s; at most {self._longest_s:.3g} s can be cloned"
+            )
         if np.abs(recording.samples).max(initial=0.0) < _SILENCE:
             raise InvalidRequestError("the recording is silent")
-        key = (hashlib.sha256(recording.samples.tobytes()).digest(), bool(text))
+        digest = await asyncio.to_thread(lambda: hashlib.sha256(recording.samples.tobytes()).digest())
+        key = (digest, bool(text))
         task = self._voices.get(key)
         if task is None:
             task = self._voices[key] = asyncio.create_task(self._encode(recording, has_text=bool(text)))
@@ -54,18 +61,13 @@ class VoiceEncoder:
 
     def _keep(self, key: _Key, task: "asyncio.Task[ClonedVoice]") -> None:
         if task.cancelled() or task.exception() is not None:
-            del self._voices[key]
+            self._voices.pop(key, None)
         finished = [key for key, task in self._voices.items() if task.done()]
         for oldest in finished[: max(0, len(finished) - _MAX_KEPT)]:
             del self._voices[oldest]
 
     async def _encode(self, recording: AudioPart, *, has_text: bool) -> ClonedVoice:
-        prompt = self._family.voice_prompt(recording, has_text=has_text)
-        if (excess := len(prompt.token_ids) / self._max_model_len) > 1:
-            seconds = len(recording.samples) / recording.sample_rate_hz
-            raise InvalidRequestError(
-                f"the recording has {seconds:.1f} s; at most {seconds / excess:.3g} s can be cloned"
-            )
+        prompt = await asyncio.to_thread(self._family.voice_prompt, recording, has_text=has_text)
         handle = self._stage.choose()
         try:
             async with asyncio.timeout(self._timeout_s), handle.life.needed():

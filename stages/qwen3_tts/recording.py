@@ -37,7 +37,7 @@ def check_voice(voice: ClonedVoice, width: int, codebook_size: int) -> None:
     """Raises `InvalidRequestError`."""
     if len(voice.vector) != 4 * width or not np.isfinite(np.frombuffer(voice.vector, np.float32)).all():
         raise InvalidRequestError(
-            f"the vector of a voice has {width} finite numbers for this model", param="speaker_embedding"
+            f"the vector of a voice has {width} finite numbers for this model", param="voice"
         )
     if bool(voice.frames) != bool(voice.text):
         raise InvalidRequestError("a voice has both codes and text, or neither", param="voice")

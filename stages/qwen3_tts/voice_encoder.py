@@ -40,10 +40,11 @@ class Qwen3TTSVoiceEncoder(DiffusionModel):
     def _hear(self, recording: Recording) -> torch.Tensor:
         samples = torch.frombuffer(bytearray(recording.samples), dtype=torch.float32)
         samples = samples.to(next(self.parameters()).device)
-        vector = self.network.vector(samples).float()
-        if not recording.has_codes:
-            return vector
-        return torch.cat((vector, self.network.codes(samples).flatten().float()))
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # PyTorch allows it by default
+            vector = self.network.vector(samples).float()
+            if not recording.has_codes:
+                return vector
+            return torch.cat((vector, self.network.codes(samples).flatten().float()))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Raises `ConfigError` if one is missing, unknown or misshapen."""

@@ -1,6 +1,7 @@
 """Voices that Qwen3-TTS makes of recordings equal the reference's, and speak alike whoever speaks beside them."""
 
 import asyncio
+import io
 import os
 import signal
 from collections.abc import Iterator
@@ -8,9 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
+import soxr
+from fastapi import FastAPI
 
+from omni_server.api.config import ApiConfig
+from omni_server.api.media_loader import MediaLoader
+from omni_server.api.speech import speech_router
+from omni_server.api.state import ServerState
+from omni_server.api.voice_store import StoredVoice, VoiceStore
+from omni_server.api.voices_router import voices_router
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.errors import InvalidRequestError, OmniError
+from omni_server.offline import OmniOutput, collect
 from omni_server.types import (
     SAMPLE_RATE_HZ,
     AudioPart,
@@ -19,9 +30,12 @@ from omni_server.types import (
     SamplingConfig,
     SpeechOutput,
 )
+from omni_server.verify.compare import signal_to_noise_db
 from tests.integration.live import LiveOmni
+from tests.integration.parity import QWEN3_WAVEFORM_SNR_DB
 from tests.integration.server_process import wait_until
 from tests.reference.qwen3_tts import Floats, Qwen3TTSReference
+from tests.unit.api.clients import http_client
 
 CONFIG = load_stage_config(find_shipped_config("qwen3_tts.demo-cpu"))
 CHECKPOINT = "tiny.base"
@@ -72,22 +86,55 @@ def test_a_hundred_requests_with_twenty_voices_speak_as_each_alone(live: LiveOmn
     recordings = [recording(100 + seed, 0.5 + 0.1 * seed) for seed in range(NUM_VOICES)]
     texts = ["How are you?" if number % 2 else "" for number in range(NUM_VOICES)]
 
-    async def codes(number: int) -> list[int]:
+    async def spoken(number: int) -> OmniOutput:
         index = number % NUM_VOICES
         voice = await live.omni.clone_voice(AudioPart(recordings[index], SAMPLE_RATE_HZ), texts[index])
         speech = SpeechOutput(text=f"This is what voice {index} says.", clone=voice)
         greedy = SamplingConfig(temperature=0.0, max_tokens=8)
         request = OmniRequest(f"clone-{number}", (), speech, {"talker": greedy})
-        return [code async for event in live.omni.events(request) for code in getattr(event, "codes", ())]
+        return await collect(live.omni, request)
 
-    async def together() -> list[list[int]]:
-        return await asyncio.gather(*map(codes, range(NUM_REQUESTS)))
+    async def together() -> list[OmniOutput]:
+        return await asyncio.gather(*map(spoken, range(NUM_REQUESTS)))
 
     at_once = live.run(together())
-    alone = [live.run(codes(number)) for number in range(NUM_VOICES)]
-    assert at_once == alone * (NUM_REQUESTS // NUM_VOICES)
-    assert len({tuple(spoken) for spoken in alone}) == NUM_VOICES
+    alone = [live.run(spoken(number)) for number in range(NUM_VOICES)]
+    for answer, wanted in zip(at_once, alone * (NUM_REQUESTS // NUM_VOICES), strict=True):
+        assert answer.codes == wanted.codes
+        assert signal_to_noise_db(wanted.audio, answer.audio) > QWEN3_WAVEFORM_SNR_DB
+    assert len({tuple(answer.codes) for answer in alone}) == NUM_VOICES
     assert live.held_rows() == 0
+
+
+@pytest.mark.parametrize("rate_hz", [16_000, 44_100])
+def test_a_file_of_any_rate_is_heard_as_the_reference_resamples_it(live: LiveOmni, rate_hz: int) -> None:
+    """Sent over HTTP. The reference resamples with librosa, whose default is this method of soxr."""
+    samples = soxr.resample(recording(9, 2.0), SAMPLE_RATE_HZ, rate_hz) * np.float32(0.9)
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate_hz, format="WAV", subtype="FLOAT")
+    wanted = voice_in(live, soxr.resample(samples, rate_hz, SAMPLE_RATE_HZ, quality="HQ"), "Hello there.")
+    name = f"rate {rate_hz}"
+
+    async def kept() -> StoredVoice | None:
+        voices = VoiceStore(None)
+        app = FastAPI()
+        state, config = ServerState(live.omni), ApiConfig()
+        media = MediaLoader(config)
+        app.include_router(voices_router(state, config, media, voices))
+        app.include_router(speech_router(state, config, media, voices))
+        async with http_client(app) as client:
+            fields = {"name": name, "consent": "It is no person.", "ref_text": "Hello there."}
+            files = {"audio_sample": ("voice.wav", file.getvalue())}
+            (await client.post("/v1/audio/voices", data=fields, files=files)).raise_for_status()
+            body = {"model": CHECKPOINT, "input": "Hello.", "voice": name, "response_format": "pcm"}
+            response = await client.post("/v1/audio/speech", json=body)
+            assert response.status_code == 200
+            assert np.frombuffer(response.content, "<i2").any()
+        return voices.find(name)
+
+    stored = live.run(kept())
+    assert stored is not None
+    assert stored.clone == wanted
 
 
 def test_a_recording_is_audible_and_not_too_long(live: LiveOmni) -> None:

@@ -1,5 +1,6 @@
 """Voices that are made of recordings: sent and kept, or brought by a request for speech."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
+import soundfile
 from fastapi import FastAPI
 
 from omni_server.api.config import ApiConfig
@@ -111,7 +113,9 @@ async def test_a_folder_keeps_voices_when_the_server_starts_again(
         await client.delete(f"{URL}/Cay")
     (file,) = (tmp_path / "voices").iterdir()
     assert json.loads(file.read_text())["consent"] == FORM["consent"]
+    assert file.stat().st_mode & 0o777 == 0o600
     (tmp_path / "voices" / "note.json").write_text("{}")  # not the file of a voice
+    (tmp_path / "voices" / "copy.json").write_text(file.read_text().replace("Ada", "Dan"))
     again = app_of(generator, config)
     assert await names(again) == ["Ada"]
     assert clone_of(generator, await speak(again, voice="Ada")) == ClonedVoice(VECTOR, CODES, "Hello.")
@@ -123,17 +127,22 @@ def test_a_folder_that_cannot_be_used_ends_the_start(tmp_path: Path) -> None:
         app_of(None, ApiConfig(voices_folder=tmp_path / "file"))
 
 
-@pytest.mark.parametrize("name", ["", "../x", ".hidden", "a/b", "a\nb", "x" * 65, "Default", "ada"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "../x", ".hidden", "a/b", "a\nb", "x" * 65, "Default", "ada", " Ada ", "A\u200dda", "A\u0308da"],
+)
 async def test_names_are_new_and_plain(generator: FakeGenerator, name: str) -> None:
     app = app_of(generator)
-    await send(app)
+    for kept in ("Ada", "\u00c4da"):
+        await send(app, name=kept)
     assert error_of(await send(app, name=name))["param"] == "name"
-    assert await names(app) == ["Ada"]
+    assert await names(app) == ["Ada", "\u00c4da"]
 
 
 async def test_the_consent_is_required(generator: FakeGenerator) -> None:
     app = app_of(generator)
-    assert error_of(await send(app, consent=""))["param"] == "consent"
+    for consent in ("", "   "):
+        assert error_of(await send(app, consent=consent))["param"] == "consent"
     assert generator.recordings == []
 
 
@@ -150,6 +159,37 @@ async def test_recordings_are_no_longer_than_the_server_allows(generator: FakeGe
     assert "longer than 1 s" in error_of(await speak(app, ref_audio=data_url(WAV, "audio/wav")))["message"]
 
 
+async def test_ten_minutes_are_refused(generator: FakeGenerator) -> None:
+    """600 s in a file of 100 kB."""
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(600 * 8000, np.int16), 8000, format="FLAC")
+    assert len(file.getvalue()) < 100_000
+    assert "longer than 300 s" in error_of(await send(app_of(generator), file.getvalue()))["message"]
+
+
+async def test_names_of_people_are_not_listed_without_a_key(generator: FakeGenerator) -> None:
+    app = app_of(generator, ApiConfig(api_keys=("secret",)))
+    headers = {"Authorization": "Bearer secret"}
+    async with http_client(app) as client:
+        files = {"audio_sample": ("ada.wav", WAV, "audio/wav")}
+        assert (await client.post(URL, data=FORM, files=files)).status_code == 401
+        await client.post(URL, data=FORM, files=files, headers=headers)
+        assert (await client.get(URL)).json() == {"voices": []}
+        assert [voice["id"] for voice in (await client.get(URL, headers=headers)).json()["voices"]] == ["Ada"]
+        assert (await client.delete(f"{URL}/Ada")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "fields", [{"response_format": "xyz"}, {"input": " "}, {"model": "other"}, {"instructions": "x" * 5000}]
+)
+async def test_a_request_is_checked_before_its_recording_is_read(
+    generator: FakeGenerator, fields: dict[str, Any]
+) -> None:
+    response = await speak(app_of(generator), ref_audio=data_url(WAV), **fields)
+    assert response.status_code in (400, 404)
+    assert generator.recordings == []
+
+
 async def test_what_the_encoder_refuses_is_told_with_the_field(generator: FakeGenerator) -> None:
     generator.voice_error = InvalidRequestError("the recording is silent")
     app = app_of(generator)
@@ -162,7 +202,7 @@ async def test_what_the_encoder_refuses_is_told_with_the_field(generator: FakeGe
 
 async def test_models_without_an_encoder_clone_nothing() -> None:
     app = app_of(FakeGenerator(MODEL))
-    assert error_of(await send(app))["param"] == "audio_sample"
+    assert error_of(await send(app))["param"] == "model"
     for field, value in (("ref_audio", data_url(WAV)), ("ref_text", "Hi"), ("speaker_embedding", [0.5])):
         assert error_of(await speak(app, **{field: value}))["param"] == field
     async with http_client(app) as client:
@@ -191,6 +231,13 @@ async def test_a_request_brings_its_recording(generator: FakeGenerator) -> None:
     as_vector = await speak(app, **with_text, x_vector_only_mode=True, voice="alloy")
     assert clone_of(generator, as_vector) == ClonedVoice(VECTOR)
     assert await names(app) == []
+
+
+async def test_words_that_are_required_are_those_of_the_stored_voice(generator: FakeGenerator) -> None:
+    app = app_of(generator)
+    await send(app)
+    error = error_of(await speak(app, voice="Ada", x_vector_only_mode=False))
+    assert error["param"] == "x_vector_only_mode"
 
 
 async def test_a_request_brings_the_vector_itself(generator: FakeGenerator) -> None:
