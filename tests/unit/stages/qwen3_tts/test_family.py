@@ -231,7 +231,7 @@ def test_instructions_are_the_users_turn_before_the_text(
             "base",
             {"clone": ClonedVoice(b"1234")},
             "[0-9]+ finite numbers for this model",
-            "speaker_embedding",
+            "voice",
         ),
         ("small", {"instructions": "Slowly"}, "follows no instructions", "instructions"),
         ("base", {"instructions": "Slowly"}, "speaks with voices that it clones", "voice"),
