@@ -281,6 +281,7 @@ class Session:
             messages=messages_of(items, config.instructions, self._model),
             text=text,
             passages=passages,
+            last_read_id=items[-1].id if text is not None and params.input is None else None,
             conversation=self._conversation if params.conversation != "none" else None,
             metadata=params.metadata,
         )
