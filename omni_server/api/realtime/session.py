@@ -308,7 +308,12 @@ class Session:
                 self._model.speech_stage: StageSampling(max_tokens=None if limit == "inf" else limit)
             },
         )
-        requests, _ = parse_speech(body, name, generator, self._max_speech_characters)
+        try:
+            requests, _ = parse_speech(body, name, generator, self._max_speech_characters)
+        except InvalidRequestError as error:
+            if error.param in ("input", "instructions"):
+                error.param = f"response.{error.param}"
+            raise
         return text, requests
 
     def _ended(self, run: ResponseRun) -> None:

@@ -155,10 +155,14 @@ async def test_sound_is_refused() -> None:
         assert error["message"] == "This model does not take audio input."
 
 
-async def test_a_text_above_the_limit_of_the_server_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("text", "instructions", "param"),
+    [("123456", "", "response.input"), ("12345", "a" * 5000, "response.instructions")],
+)
+async def test_what_is_too_long_is_refused(text: str, instructions: str, param: str) -> None:
     config = ApiConfig(max_speech_characters=5)
     async with RealtimeClient(state=ServerState(FakeGenerator(READING_MODEL)), config=config) as client:
-        await client.opened()
-        await client.say("123456")
+        await client.opened(instructions=instructions)
+        await client.say(text)
         error = await client.refused("response.create")
-        assert error["code"] == "string_above_max_length"
+        assert (error["code"], error["param"]) == ("string_above_max_length", param)
