@@ -58,7 +58,7 @@ def base_config(folder: Path, name: str, *, on_gpu: bool) -> tuple[ModelFamily, 
 
 
 def load_for(path: Path, outputs: Collection[Output]) -> StageConfig:
-    """A shipped config, reduced to `outputs`: a checkpoint without a talker is served with the thinker alone."""
+    """A shipped config, reduced to `outputs`: without a talker, the thinker is served alone."""
     return load_stage_config(path).reduced_to(outputs)
 
 

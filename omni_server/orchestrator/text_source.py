@@ -32,8 +32,8 @@ class TextSource:
         is_whole: bool,
         on_later_text: Callable[[int], object],
     ) -> None:
-        """`is_whole`: all of the text is there, and read before the prompt is made. `on_later_text` is told how
-        many tokens `run` has read."""
+        """`is_whole`: all of the text is there, and read before the prompt is made. `on_later_text` is told
+        how many tokens `run` has read."""
         self._text = text
         self._on_later_text = on_later_text
         self._pieces = pieces
@@ -54,8 +54,8 @@ class TextSource:
         return prompt
 
     def begin(self, feeder: SpeechTextFeeder, on_end: Callable[[int], object] | None) -> None:
-        """Feeds what has been read behind the prompt. `on_end` is told the most tokens of the speech of all of the
-        text."""
+        """Feeds what has been read behind the prompt. `on_end` is told the most tokens of the speech of all
+        of the text."""
         self._feeder, self._on_end = feeder, on_end
         self._feed()
 

@@ -94,8 +94,8 @@ def _talker_shapes(config: Qwen3TTSTalkerConfig) -> dict[str, tuple[int, ...]]:
 def _voice_encoder(network: VoiceEncoderNetwork, dtype: str) -> StageFootprint:
     value_bytes = num_bits(dtype) // 8
     speaker = network.speaker_encoder.named_parameters(prefix="speaker_encoder")
-    # At the full rate, a residual unit of the audio encoder holds its input, the activations of both layers and
-    # the output.
+    # At the full rate, a residual unit of the audio encoder holds its input, the activations of both layers
+    # and the output.
     return StageFootprint(
         tensors={name: tuple(weight.shape) for name, weight in speaker},
         dtype=dtype,
