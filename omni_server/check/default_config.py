@@ -26,9 +26,9 @@ from omni_server.errors import ConfigError
 from omni_server.family import (
     ModelFamily,
     family_of,
-    fitted,
     load_family,
     servable_architectures,
+    without_missing_voice_encoder,
 )
 from omni_server.types import Output
 
@@ -111,7 +111,9 @@ def resolve_deployment(
     find_folder = functools.partial(
         resolve_model_folder, model, architectures=family.architectures, revision=revision
     )
-    config = fitted(config, family, find_folder(needs_weights=False, on_progress=on_progress))
+    config = without_missing_voice_encoder(
+        config, family, find_folder(needs_weights=False, on_progress=on_progress)
+    )
     folder = find_folder(needs_weights=load_format != "dummy")
     refuse_damaged_files(folder, config, load_format=load_format)
     return folder, config
