@@ -128,8 +128,8 @@ class CorruptDataError(StageError):
 
 
 class EndlessSpeechError(StageError):
-    """The speech reached its limit of tokens, and the caller wants no incomplete one. The same request may succeed
-    if its sampling has no seed."""
+    """The speech reached its limit of tokens, and the caller wants no incomplete one. The same request may
+    succeed if its sampling has no seed."""
 
     code = "endless_speech"
 

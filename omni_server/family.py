@@ -451,7 +451,7 @@ def open_model(family: ModelFamily, folder: Path) -> FamilyModel:
         return family.open(folder)
 
 
-def fitted(config: StageConfig, family: ModelFamily, folder: Path) -> StageConfig:
+def without_missing_voice_encoder(config: StageConfig, family: ModelFamily, folder: Path) -> StageConfig:
     """Returns `config`, without the stage that makes voices if the checkpoint has no weights for it. Raises
     `ConfigError` if it has none for another output."""
     present = family.outputs(folder)

@@ -58,8 +58,8 @@ class Generator(Protocol):
         ...
 
     async def clone_voice(self, recording: AudioPart, text: str = "") -> ClonedVoice:
-        """Makes a voice of a recording with 24 kHz. `text` is what is said in it: with it, speech continues the
-        recording, without, it has the recording's voice.
+        """Makes a voice of a recording with 24 kHz. `text` is what is said in it: with it, speech continues
+        the recording, without, it has the recording's voice.
 
         Raises `InvalidRequestError`, `StageDeadError`, or `DeadlineExceededError`.
         """

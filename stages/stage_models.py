@@ -13,8 +13,8 @@ class DeclaresModels:
     models: ClassVar[Mapping[str, str]]
     """By stage, `package.module:Class`. vLLM knows a class by its own name."""
     configs: ClassVar[str]
-    """The module with a function for vLLM's `hf_overrides` for each stage, `talker_config` for `talker`, which
-    names the class of the model in `architectures`."""
+    """The module with a function for vLLM's `hf_overrides` for each stage, `talker_config` for `talker`,
+    which names the class of the model in `architectures`."""
 
     def hf_overrides(self, model_stage: str) -> HfOverrides | None:
         return cast(HfOverrides, imported(f"{self.configs}:{model_stage}_config"))

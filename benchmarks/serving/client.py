@@ -160,8 +160,8 @@ async def stream_events(
 async def stream_bytes(
     session: aiohttp.ClientSession, url: str, body: bytes, timeout: aiohttp.ClientTimeout
 ) -> AsyncGenerator[tuple[bytes, float], None]:
-    """Posts `body` (JSON) to `url`. Yields what arrives with its time on the clock of `time.perf_counter`; ends
-    with the last byte of the response.
+    """Posts `body` (JSON) to `url`. Yields what arrives with its time on the clock of `time.perf_counter`;
+    ends with the last byte of the response.
 
     Raises `StreamError` if the answer is refused or breaks off, and `TimeoutError` according to `timeout`.
     """

@@ -66,8 +66,8 @@ class RequestRow(_Record):
         return self.end_to_end_s / self.audio_s if self.samples else None
 
     @property
-    def plays_on(self) -> bool:
-        """Whether the audio never runs dry when it is played from its first byte on."""
+    def plays_without_stall(self) -> bool:
+        """Whether playback that starts with the first byte never waits for audio."""
         return self.failure is None and self.samples > 0 and not self.stalls
 
     @property
@@ -134,7 +134,7 @@ class Level(_Record):
 
     @property
     def continuous_playback(self) -> str:
-        number, total = sum(row.plays_on for row in self.rows), len(self.rows)
+        number, total = sum(row.plays_without_stall for row in self.rows), len(self.rows)
         return f"{'pass' if number == total else 'FAIL'}, {number} of {total}"
 
     @property

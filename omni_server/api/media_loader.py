@@ -106,8 +106,8 @@ class MediaLoader:
         return await self._processes.run(lambda stop: decode_audio(data, limits, None, stop))
 
     async def load_voice(self, recording: bytes | str) -> AudioPart:
-        """Decodes a recording of a voice at 24 kHz: a file, or its URL. Raises the errors of `load`, without a
-        field name."""
+        """Decodes a recording of a voice at 24 kHz: a file, or its URL. Raises the errors of `load`, without
+        a field name."""
 
         def decode(data: bytes, stop: Cancellation) -> AudioPart:
             return decode_audio(data, self._limits, None, stop, SAMPLE_RATE_HZ)

@@ -28,7 +28,7 @@ class StoredVoice(msgspec.Struct, frozen=True):
 
 
 class VoiceStore:
-    """Names differ in more than case."""
+    """Names are unique, ignoring case."""
 
     def __init__(self, folder: Path | None) -> None:
         """`folder` is made if it is not there. Raises `ConfigError` if it cannot be used."""

@@ -26,9 +26,9 @@ from omni_server.errors import ConfigError
 from omni_server.family import (
     ModelFamily,
     family_of,
-    fitted,
     load_family,
     servable_architectures,
+    without_missing_voice_encoder,
 )
 from omni_server.types import Output
 
@@ -58,7 +58,7 @@ def base_config(folder: Path, name: str, *, on_gpu: bool) -> tuple[ModelFamily, 
 
 
 def load_for(path: Path, outputs: Collection[Output]) -> StageConfig:
-    """A shipped config, reduced to `outputs`: a checkpoint without a talker is served with the thinker alone."""
+    """A shipped config, reduced to `outputs`: without a talker, the thinker is served alone."""
     return load_stage_config(path).reduced_to(outputs)
 
 
@@ -111,7 +111,9 @@ def resolve_deployment(
     find_folder = functools.partial(
         resolve_model_folder, model, architectures=family.architectures, revision=revision
     )
-    config = fitted(config, family, find_folder(needs_weights=False, on_progress=on_progress))
+    config = without_missing_voice_encoder(
+        config, family, find_folder(needs_weights=False, on_progress=on_progress)
+    )
     folder = find_folder(needs_weights=load_format != "dummy")
     refuse_damaged_files(folder, config, load_format=load_format)
     return folder, config

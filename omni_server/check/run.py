@@ -29,10 +29,10 @@ from omni_server.errors import ConfigError
 from omni_server.family import (
     FamilyModel,
     StageFootprint,
-    fitted,
     load_family,
     open_model,
     servable_architectures,
+    without_missing_voice_encoder,
 )
 from omni_server.orchestrator.codec_edge import check_longest_window
 from omni_server.transport.slab_queue import queue_bytes, refuse_unordered_machine
@@ -102,7 +102,7 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
             report.dtype = model.dtype_name()
     footprints: dict[str, StageFootprint] = {}
     with report.noting("files"):
-        config = fitted(config, family, folder)
+        config = without_missing_voice_encoder(config, family, folder)
         footprints = family.footprints(folder, config)
     if options.load_format != "dummy":
         if not stored.num_files and not Path(options.model).expanduser().is_dir():

@@ -19,8 +19,8 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Answer prompts of every kind (text, audio, images, video; as text and in every voice), then ask "
         "the model's reference implementation (transformers, or its authors' package) the same on the same "
-        "machine, and compare text, codec tokens and waveforms. Writes one Markdown file that can be attached to "
-        "an issue: it holds no paths, no host name and no environment. Takes minutes."
+        "machine, and compare text, codec tokens and waveforms. Writes one Markdown file that can be "
+        "attached to an issue: it holds no paths, no host name and no environment. Takes minutes."
     )
     parser.epilog = (
         "Exit code: 0 if all agree, 1 if something differs or could not be compared, 2 for wrong usage or a "

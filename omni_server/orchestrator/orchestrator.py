@@ -93,6 +93,8 @@ class Orchestrator:
         for name in config.stages_for({"voice"}):
             self._voices = VoiceEncoder(family, diffusion[name], config.stages[name], request_timeout_s)
         self._running: dict[str, RequestRun] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        """Close the texts of requests that have ended."""
         self._fair_share = FairShareQueue()
         self._is_closed = False
         self.images = ImageRequests(family, config.stages[self._entry])
@@ -300,6 +302,8 @@ class Orchestrator:
         text = self._family.speech_text(speech, voice)
         is_whole = speech.pieces is None
         source = TextSource(text, pieces, is_whole=is_whole, on_later_text=run.add_prompt_text)
+        if not is_whole:
+            run.on_close.append(lambda: self._close_text(source))
         async with _before_deadline(began, deadline_s):
             prompt = await source.prompt()
         handle = run.choose(self._ar[self._entry])
@@ -313,6 +317,11 @@ class Orchestrator:
         run.add(source)
         num_tokens = len(ids) + feeder.num_generated_rows
         return PromptTokens(num_tokens, num_tokens, 0, 0, 0)
+
+    def _close_text(self, source: TextSource) -> None:
+        closing = asyncio.create_task(source.aclose())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     def _prompt(self, handle: ArHandle, request: OmniRequest, outputs: frozenset[Output]) -> Prompt:
         if request.prompt is not None:
@@ -390,6 +399,8 @@ class Orchestrator:
         self._is_closed = True
         for run in list(self._running.values()):
             await run.aclose()
+        if self._closing:
+            await asyncio.wait(self._closing)
         if self._voices is not None:
             await self._voices.close()
 

@@ -148,8 +148,8 @@ class PlayoutClock:
         *,
         may_pause: bool = False,
     ) -> None:
-        """`start` is called once, when playback begins. `may_pause`: the source may wait for its text, and how
-        long it takes says nothing of other streams."""
+        """`start` is called once, when playback begins. `may_pause`: the source may wait for its text, and
+        how long it takes says nothing of other streams."""
         self._scheduler = scheduler
         self._may_pause = may_pause
         self._caller = caller

@@ -158,6 +158,8 @@ class AudioTask:
         tokens = self._rest + tokens
         end = len(tokens) - len(tokens) % width  # an incomplete frame is not spoken
         self._rest = tokens[end:]
+        if self._max_frames is not None:  # an output may be of several steps
+            end = min(end, max(0, self._max_frames - self._request.num_frames) * width)
         frames = [tokens[i : i + width] for i in range(0, end, width)]
         if frames:
             self._request.timeline.mark_output(self._source)
@@ -167,7 +169,7 @@ class AudioTask:
         is_cut = self._max_frames is not None and self._request.num_frames >= self._max_frames
         if output.finish_reason is not None or is_cut:
             self.is_over = True
-            self._request.is_speech_cut = output.finish_reason != "stop"
+            self._request.is_speech_cut = is_cut or output.finish_reason != "stop"
             if self._request.is_speech_cut and self._must_end:
                 raise EndlessSpeechError(self._source)
             self.finish()

@@ -1,6 +1,7 @@
 """The text of a request whose entry reads it: given, or still being written."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol, runtime_checkable
 
@@ -8,6 +9,10 @@ from omni_server.engine.prompt_rendering import INLINE_CHARS
 from omni_server.errors import InvalidRequestError, OmniError
 from omni_server.family import SpeechPrompt, SpeechText
 from omni_server.orchestrator.row_feeder import SpeechTextFeeder
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 10.0
 
 
 @runtime_checkable
@@ -27,8 +32,8 @@ class TextSource:
         is_whole: bool,
         on_later_text: Callable[[int], object],
     ) -> None:
-        """`is_whole`: all of the text is there, and read before the prompt is made. `on_later_text` is told how
-        many tokens `run` has read. `run` closes `pieces` if it can."""
+        """`is_whole`: all of the text is there, and read before the prompt is made. `on_later_text` is told
+        how many tokens `run` has read."""
         self._text = text
         self._on_later_text = on_later_text
         self._pieces = pieces
@@ -49,25 +54,31 @@ class TextSource:
         return prompt
 
     def begin(self, feeder: SpeechTextFeeder, on_end: Callable[[int], object] | None) -> None:
-        """Feeds what has been read behind the prompt. `on_end` is told the most tokens of the speech of all of the
-        text."""
+        """Feeds what has been read behind the prompt. `on_end` is told the most tokens of the speech of all
+        of the text."""
         self._feeder, self._on_end = feeder, on_end
         self._feed()
 
     async def run(self) -> None:
         self._task = asyncio.current_task()
-        try:
-            while not self._is_complete:
-                await self._read()
-                self._on_later_text(self._feed())
-        finally:
-            if isinstance(self._pieces, _Closable):
-                await self._pieces.aclose()
+        while not self._is_complete:
+            await self._read()
+            self._on_later_text(self._feed())
 
     def stop(self) -> None:
         """The speech has ended: the rest of the text is not awaited."""
         if self._task is not None:
             self._task.cancel()
+
+    async def aclose(self) -> None:
+        """Closes `pieces` if they can be closed; nothing reads them any more."""
+        if not isinstance(self._pieces, _Closable):
+            return
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._pieces.aclose()
+        except Exception:
+            logger.exception("the text of a request could not be closed")
 
     async def _read(self) -> None:
         try:

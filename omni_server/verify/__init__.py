@@ -1,1 +1,1 @@
-"""`omni-server verify`: compares this server's answers with its reference implementation's on the same machine."""
+"""`omni-server verify`: compares this server's answers with those of its reference implementation."""

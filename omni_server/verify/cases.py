@@ -83,8 +83,8 @@ def all_prompts(
     with_tracks: bool = True,
 ) -> tuple[Prompt, ...]:
     """Returns one prompt of each kind; audio, images and video only if `with_media`, and videos with sound
-    only if `with_tracks` as well. Without chats, there are more texts to be read aloud. `task_messages` is the
-    family's.
+    only if `with_tracks` as well. Without chats, there are more texts to be read aloud. `task_messages` is
+    the family's.
 
     Videos are sampled at 2 fps, unless their length allows only another rate. At 2 fps, the positions of
     frames are whole numbers in every model, at other rates in some.

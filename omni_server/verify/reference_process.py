@@ -66,8 +66,8 @@ class ReferenceProcess:
         except (EOFError, ConnectionResetError) as error:
             self._process.join(END_TIMEOUT_S)
             raise ReferenceFailedError(
-                f"the reference's process has died (exit code {self._process.exitcode}; -9 may mean that there "
-                "is not enough memory)"
+                f"the reference's process has died (exit code {self._process.exitcode}; -9 may mean that "
+                "there is not enough memory)"
             ) from error
         if isinstance(message, str):
             raise ReferenceFailedError(message)

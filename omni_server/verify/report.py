@@ -135,7 +135,8 @@ def as_markdown(report: Report) -> str:
         *(f"| {name} | {value} |" for name, value in report.facts),
         f"| stage config | {report.stage_config_name or 'made for this model and machine'}, below |",
         f"| precision here | {precision.language_models}, decoder {precision.decoder or 'not compared'} |",
-        f"| {report.reference} | {precision.language_models}, decoder float32, on {report.reference_device} |",
+        f"| {report.reference} "
+        f"| {precision.language_models}, decoder float32, on {report.reference_device} |",
         "",
         "## Cases",
         "",

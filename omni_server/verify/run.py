@@ -157,8 +157,8 @@ def _reference_of(family: ModelFamily, config: StageConfig) -> ReferenceImplemen
         raise ConfigError("the deployment cannot be verified: it answers neither with text nor with audio")
     if version_of(reference.package) is None:
         raise ConfigError(
-            f"model_family '{config.model_family}' is compared with {reference.package}, which is not installed: "
-            f"install it with 'pip install {reference.package}'"
+            f"model_family '{config.model_family}' is compared with {reference.package}, which is not "
+            f"installed: install it with 'pip install {reference.package}'"
         )
     return reference
 
@@ -170,8 +170,8 @@ def _precision(config: StageConfig, model: FamilyModel) -> Precision:
     types = {auto if stage.dtype == "auto" else stage.dtype for stage in stages.values()}
     if len(types) > 1:
         raise ConfigError(
-            f"{' and '.join(stages)} compute in {' and '.join(sorted(types))}; the reference has one for all: "
-            "set one dtype in the stage config"
+            f"{' and '.join(stages)} compute in {' and '.join(sorted(types))}; the reference has one for "
+            "all: set one dtype in the stage config"
         )
     decoders = [stage for stage in config.stages.values() if isinstance(stage, DiffusionStage)]
     decoder = None

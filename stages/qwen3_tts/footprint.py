@@ -93,12 +93,15 @@ def _talker_shapes(config: Qwen3TTSTalkerConfig) -> dict[str, tuple[int, ...]]:
 
 def _voice_encoder(network: VoiceEncoderNetwork, dtype: str) -> StageFootprint:
     value_bytes = num_bits(dtype) // 8
-    speaker = network.speaker_encoder.named_parameters(prefix="speaker_encoder")
-    # At the full rate, a residual unit of the audio encoder holds its input, the activations of both layers and
-    # the output.
+    weights = network.state_dict()
+    # At the full rate, a residual unit of the audio encoder holds its input, the activations of both layers
+    # and the output.
     return StageFootprint(
-        tensors={name: tuple(weight.shape) for name, weight in speaker},
+        tensors={
+            name.replace("audio_encoder", f"{CODEC_FOLDER}/encoder", 1): tuple(weight.shape)
+            for name, weight in weights.items()
+        },
         dtype=dtype,
         values_per_token=4 * network.audio_encoder.config.num_filters * SAMPLES_PER_FRAME,
-        weight_bytes=value_bytes * sum(weight.numel() for weight in network.state_dict().values()),
+        weight_bytes=value_bytes * sum(weight.numel() for weight in weights.values()),
     )

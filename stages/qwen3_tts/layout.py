@@ -83,16 +83,16 @@ def speech_prompt(
     following: Sequence[int] = ()
     tail: tuple[int, ...] = (pad,)
     frames = (codec.codec_bos_id, *[FRAME] * voice.num_frames)
-    told = (*voice.text_ids, *text)
+    spoken_ids = (*voice.text_ids, *text)
     if speaking.is_text_first:  # and then the recording, or nothing but its beginning
-        rows += [(token, codec.codec_pad_id) for token in (*told, eos)]
+        rows += [(token, codec.codec_pad_id) for token in (*spoken_ids, eos)]
         rows += [(pad, frame) for frame in frames]
-    elif is_complete and len(told) < len(frames):  # side by side, and the recording is longer
-        told += (eos, *[pad] * (len(frames) - len(told) - 1))
-        rows += zip(told, frames, strict=True)
+    elif is_complete and len(spoken_ids) < len(frames):  # side by side, and the recording is longer
+        spoken_ids += (eos, *[pad] * (len(frames) - len(spoken_ids) - 1))
+        rows += zip(spoken_ids, frames, strict=True)
     else:
-        rows += zip(told, frames, strict=False)
-        following, tail = told[len(frames) :], (eos, pad)
+        rows += zip(spoken_ids, frames, strict=False)
+        following, tail = spoken_ids[len(frames) :], (eos, pad)
     text_ids, codec_ids = zip(*rows, strict=True)
     return SpeechPrompt(
         token_ids=(codec.codec_pad_id,) * len(rows),

@@ -1,7 +1,7 @@
 """The reference: qwen-tts, decoding greedily but forced along this server's answer.
 
-It is called below its wrapper, which would load another tokenizer for a local folder than for a model of the hub
-(`fix_mistral_regex`) and decode 300 frames at a time, of which all but the first few see too little.
+It is called below its wrapper, which would load another tokenizer for a local folder than for a model of the
+hub (`fix_mistral_regex`) and decode 300 frames at a time, of which all but the first few see too little.
 """
 
 from pathlib import Path

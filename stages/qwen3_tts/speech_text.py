@@ -7,8 +7,8 @@ from stages.qwen3_tts.tokens import TextStream, TextTokenizer
 
 _ROLE = "<|im_start|>assistant\n"
 _SPARE_FRAMES, _MAX_FRAMES_PER_TOKEN = 50, 25
-"""Limits speech that misses its end, as about one of 200 to 300 does (Qwen3-TTS#118, sglang-omni#1179). A token of
-text takes three to four frames on average."""
+"""Limits speech that misses its end, as about one of 200 to 300 does (Qwen3-TTS#118, sglang-omni#1179). A
+token of text takes three to four frames on average."""
 
 
 class Qwen3TTSText:

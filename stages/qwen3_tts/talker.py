@@ -45,8 +45,8 @@ class Qwen3TTSTalker(FrameTalker):
         super().__init__(model, text_rows, predictor_config(config), vllm_config, prefix)
         self._table: torch.Tensor
         self._codec_table: torch.Tensor
-        """Of the first codes, `[vocab_size, hidden_size]` in host memory: reading rows from the device would wait for
-        the step that runs there."""
+        """Of the first codes, `[vocab_size, hidden_size]` in host memory: reading rows from the device would
+        wait for the step that runs there."""
 
     @torch.no_grad()
     def row_table(self) -> torch.Tensor:

@@ -1,6 +1,7 @@
-"""What Qwen3-TTS Base hears of the voice in a recording: a vector, and codes.
+"""Computes the voice of a recording: a vector, and codes.
 
-Source: `extract_speaker_embedding` of `Qwen3TTSForConditionalGeneration`, and `encode` of `Qwen3TTSTokenizerV2Model`.
+Source: `extract_speaker_embedding` of `Qwen3TTSForConditionalGeneration`, and `encode` of
+`Qwen3TTSTokenizerV2Model`.
 """
 
 from pathlib import Path

@@ -53,8 +53,8 @@ two cores takes 5 to 9 ms for each. If the first of four simultaneous prompts is
 decoded apart from then on, for 10 % more CPU time."""
 
 MAX_HOLD_S = 0.2
-"""How long a request whose text does not go on keeps its seat and its KV blocks if others need them. It is then
-preempted, and recomputed once there is more text."""
+"""How long a request whose text does not go on keeps its seat and its KV blocks if others need them. It is
+then preempted, and recomputed once there is more text."""
 
 COMPILE_NICENESS = 10
 """Gives a tenth of the engine's share of a contended core. With much less, a thread that holds the
@@ -184,7 +184,7 @@ class StageScheduler(BatchingScheduler):
         return held
 
     def _preempt_held(self) -> None:
-        """Preempts requests whose text has not gone on for `MAX_HOLD_S`, as far as others need their places."""
+        """Preempts requests whose text has not gone on for `MAX_HOLD_S`, if others need their places."""
         now = time.monotonic()
         ready: list[Request] | None = None
         for request in [
@@ -198,7 +198,7 @@ class StageScheduler(BatchingScheduler):
             self._preempt_request(request, now)
 
     def _has_room_for(self, ready: list[Request]) -> bool:
-        """Whether these requests can run beside those that are running, each of which may need another block."""
+        """Whether these requests can run beside the running ones, each of which may need another block."""
         num_blocks = len(self.running) - len(self._held_since)
         num_blocks += sum(-(-request.num_tokens // self.block_size) for request in ready)
         has_blocks = num_blocks <= self.kv_cache_manager.block_pool.get_num_free_blocks()

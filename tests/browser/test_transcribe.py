@@ -60,6 +60,18 @@ def test_recording_is_transcribed(page: WebPage) -> None:
     assert page.texts("#transcribe-record") == ["Record"]
 
 
+def test_a_second_click_before_the_microphone_is_there_opens_no_other(page: WebPage) -> None:
+    page.js(
+        "(() => { window.opened = []; const devices = navigator.mediaDevices, open = devices.getUserMedia;"
+        "devices.getUserMedia = (wanted) => window.opened.push(0) && open.call(devices, wanted);"
+        "for (let i = 0; i < 2; i++) document.querySelector('#transcribe-record').click() })()"
+    )
+    page.wait("document.querySelector('#transcribe-record').textContent === 'Stop recording, 0:01'")
+    assert page.js("window.opened.length") == 1
+    page.click("#transcribe-record")
+    wait_written(page)
+
+
 def test_text_is_seen_while_it_is_made_and_can_be_stopped(page: WebPage, server: ScriptedServer) -> None:
     server.generator.script = [TextDelta("So far", (0,)), Hang()]
     page.drop_here(WAV)

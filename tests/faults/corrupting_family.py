@@ -1,4 +1,4 @@
-"""Families that spoil the data of one request while a file says so. Named by the stage configs of these tests alone.
+"""Families that spoil the data of one request while a file says so. Only the tests name them.
 
 The victim is known by its length, and by its voice where there are codec tokens only. What is spoiled in the
 server's own process is here, the models that do it in the engines are in `corrupting_models`.

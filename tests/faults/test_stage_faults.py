@@ -263,8 +263,8 @@ def check_answered_with_failure(stage: str, response: httpx2.Response) -> None:
 def test_killed_in_the_middle_of_a_stream(
     family: OmniFamily, stage: str, server: SupervisedServer, client: httpx2.Client, before: Before
 ) -> None:
-    """All that runs there is told: a stream, an answer in one piece, and a stream of the official client, whose
-    connection is closed where it is one of a sound file."""
+    """All that runs there is told: a stream, an answer in one piece, and a stream of the official client,
+    whose connection is closed where it is one of a sound file."""
     path, body = endless(family)
     with (
         one_restart_of(stage, server, client, before, family),

@@ -1,4 +1,4 @@
-"""Voices that Qwen3-TTS makes of recordings equal the reference's, and speak alike whoever speaks beside them."""
+"""Voices that Qwen3-TTS makes of recordings equal the reference's, alone and beside others."""
 
 import asyncio
 import io

@@ -1,7 +1,7 @@
 """Deliberate mistakes in the reference of Qwen3-TTS, those that implementations are likely to make.
 
-That each of them changes codes or waveform of a case shows that a comparison on it is worth something, whatever
-engine runs it. They are made in the reference's environment; others import this for the names.
+That each of them changes codes or waveform of a case shows that a comparison on it is worth something,
+whatever engine runs it. They are made in the reference's environment; others import this for the names.
 """
 
 from __future__ import annotations

@@ -64,6 +64,8 @@ class ResponsePlan:
     """What a model that only reads aloud is to speak; None for others."""
     passages: Sequence[OmniRequest]
     """Of `text`."""
+    last_read_id: str | None
+    """The item of the conversation where `text` ends; None if it is of others."""
     conversation: Conversation | None
     """Receives the answer as items; None for an out-of-band response."""
     metadata: Mapping[str, str] | None
@@ -295,7 +297,10 @@ class _Writer:
         self._put_item(wire.ResponseOutputItemAddedEvent, index, item)
         previous_id = None
         if self._conversation is not None:
-            previous_id = self._conversation.add(item)
+            # Behind what was read: what is written before the answer begins is still to be read.
+            after = self._plan.last_read_id
+            is_there = after is not None and self._conversation.find(after) is not None
+            previous_id = self._conversation.add(item, after if is_there else None)
             self._outbox.put(wire.ConversationItemAdded, previous_item_id=previous_id, item=shown(item))
         self._output.append(item)
         self._previous_ids.append(previous_id)

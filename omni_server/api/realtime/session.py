@@ -281,6 +281,7 @@ class Session:
             messages=messages_of(items, config.instructions, self._model),
             text=text,
             passages=passages,
+            last_read_id=items[-1].id if text is not None and params.input is None else None,
             conversation=self._conversation if params.conversation != "none" else None,
             metadata=params.metadata,
         )
@@ -307,7 +308,12 @@ class Session:
                 self._model.speech_stage: StageSampling(max_tokens=None if limit == "inf" else limit)
             },
         )
-        requests, _ = parse_speech(body, name, generator, self._max_speech_characters)
+        try:
+            requests, _ = parse_speech(body, name, generator, self._max_speech_characters)
+        except InvalidRequestError as error:
+            if error.param in ("input", "instructions"):
+                error.param = f"response.{error.param}"
+            raise
         return text, requests
 
     def _ended(self, run: ResponseRun) -> None:

@@ -1,4 +1,4 @@
-"""The environments of the consumers, a server whose model calls functions, and one whose model only reads aloud."""
+"""The environments of the consumers, and servers whose models call functions or only read aloud."""
 
 import json
 import os

@@ -225,6 +225,8 @@ class FakeGenerator:
         self.submit_error: OmniError | Exception | None = None
         self.submit_hangs = False
         self.submit_cancelled = False
+        self.may_submit = asyncio.Event()
+        self.may_submit.set()
         self.submitted = asyncio.Event()
         self.ready = True
         self.alive = True
@@ -250,6 +252,7 @@ class FakeGenerator:
             except asyncio.CancelledError:
                 self.submit_cancelled = True
                 raise
+        await self.may_submit.wait()
         if self.submit_error is not None:
             raise self.submit_error
         script = self.script

@@ -312,6 +312,7 @@ def test_whole_files_are_not_refused(folder: Path, config: StageConfig) -> None:
     [
         ("qwen2_5_omni", "", "talker.codec_head.weight"),
         ("qwen3_tts", CODEC, "decoder.pre_conv.conv.weight"),
+        ("qwen3_tts", CODEC, "encoder.encoder.layers.0.conv.weight"),
     ],
 )
 def test_start_that_failed_is_explained_by_weights_that_are_missing_or_misshapen(

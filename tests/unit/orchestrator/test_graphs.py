@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from omni_server.config.pipeline import StageSpec
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.diffusion_handle import DiffusionHandle
@@ -29,11 +30,13 @@ from omni_server.types import (
     TextPart,
     ToolUse,
 )
+from tests.toy_families import speech_only
 from tests.toy_families.decoding import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME
 from tests.toy_families.speech_only import NUM_CODEBOOKS, SpeechModel
 from tests.toy_families.toy import END
 from tests.unit.orchestrator.fake_stages import FakeCode2Wav, collected, only, settle, submit
 from tests.unit.orchestrator.test_orchestrator import FakeEntry
+from tests.unit.orchestrator.test_text_source import LettersAsTokens, Pieces
 
 OUTPUT_RATE_HZ = 24_000
 
@@ -57,18 +60,32 @@ def sine(first: int, count: int, rate_hz: int) -> npt.NDArray[np.float32]:
     return (0.5 * np.sin(2 * np.pi * 440 * np.arange(first, first + count) / rate_hz)).astype(np.float32)
 
 
+class ReadingFamily(speech_only.SpeechFamily):
+    pipeline = replace(
+        speech_only.FAMILY.pipeline,
+        stages={**speech_only.FAMILY.pipeline.stages, "speaker": StageSpec("ar", reads_text=True)},
+    )
+
+
+READING = ReadingFamily()
+
+
 class SpeechOnly:
     """The speech-only family without its engines; `layout` in place of its codec's."""
 
     def __init__(
-        self, layout: CodecLayout | None = SpeechModel.codec, *, voices: tuple[str, ...] = ("Low",)
+        self,
+        layout: CodecLayout | None = SpeechModel.codec,
+        *,
+        voices: tuple[str, ...] = ("Low",),
+        family: str = "tests.toy_families.speech_only:FAMILY",
     ) -> None:
         self.model = SpeechModel(Path())
         self.model.codec, self.model.voices = layout, voices
         self.speaker = FakeEntry("speaker", prompt=(1, 2, 3))
         self.vocoder = Vocoder(SAMPLE_RATE_HZ if layout is None else layout.sample_rate_hz)
         document = {
-            "model_family": "tests.toy_families.speech_only:FAMILY",
+            "model_family": family,
             "platform": "cpu",
             "stages": {
                 "speaker": {"max_model_len": 512},
@@ -174,3 +191,28 @@ def test_a_model_that_lacks_what_speech_needs_is_refused_at_the_start(
 ) -> None:
     with pytest.raises(ConfigError, match=f"{missing}; the edge speaker -> vocoder needs it"):
         SpeechOnly(layout, voices=voices).orchestrator()
+
+
+@pytest.mark.parametrize("end", ["deadline", "cancelled", "shutdown", "aborted"])
+async def test_a_text_that_is_still_written_is_closed_however_its_request_ends(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, pieces = SpeechOnly(family=f"{__name__}:READING"), Pieces()
+    monkeypatch.setattr(server.model, "speech_text", lambda *_: LettersAsTokens())
+    orchestrator = server.orchestrator()
+    speech = SpeechOutput(pieces=pieces)
+    wanted = OmniRequest("a", (), speech, deadline_s=0.01 if end == "deadline" else 5.0)
+    submitted = asyncio.create_task(submit(orchestrator, wanted))
+    await settle()
+    if end == "cancelled":
+        submitted.cancel()
+    elif end == "shutdown":
+        await orchestrator.close()
+    if end != "deadline":
+        pieces.may_come.set()
+    await asyncio.wait([submitted])
+    if end == "aborted":
+        await submitted.result().aclose()
+    await settle()
+    assert pieces.num_closed == 1
+    assert orchestrator.num_running == 0

@@ -173,15 +173,20 @@ async def test_speech_that_must_end_fails_at_its_limit() -> None:
     assert stages.is_released()
 
 
-async def test_speech_is_cut_at_the_length_that_its_text_allows() -> None:
+@pytest.mark.parametrize(
+    "outputs", [((1, 2), (3, 4)), ((1, 2, 3, 4, 5),), ((1, 2, 3, 4, STOP_CODE),)], ids=str
+)
+async def test_speech_is_cut_at_the_length_that_its_text_allows(outputs: tuple[tuple[int, ...], ...]) -> None:
+    """However many steps an output has."""
     stages, events = asked()
     await write(stages, 5)
     stages.audio.limit(4)
-    stages.talker.stream.send(1, 2)
-    stages.talker.stream.send(3, 4)
+    for codes in outputs:
+        stages.talker.stream.send(*codes, finish="stop" if STOP_CODE in codes else None)
     finished = (await asyncio.wait_for(events, 5))[-1]
     assert isinstance(finished, Finished)
-    assert finished.finish_reason == "length"
+    assert (finished.finish_reason, finished.usage.codec_tokens) == ("length", 4)
+    assert stages.edge.frames == [(1,), (2,), (3,), (4,)]
     assert stages.is_released()
 
 

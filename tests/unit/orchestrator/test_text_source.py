@@ -7,6 +7,7 @@ import pytest
 
 from omni_server.errors import OmniError
 from omni_server.family import SpeechPrompt
+from omni_server.orchestrator import text_source
 from omni_server.orchestrator.row_feeder import SpeechTextFeeder
 from omni_server.orchestrator.text_source import TextSource
 from omni_server.protocol.rows import RowsFeed
@@ -37,6 +38,27 @@ class LettersAsTokens:
     def take_ids(self) -> tuple[int, ...]:
         taken, self._ids = tuple(self._ids), ()
         return taken
+
+
+class Pieces:
+    """An endless text."""
+
+    def __init__(self) -> None:
+        self.may_come, self.may_close = asyncio.Event(), asyncio.Event()
+        self.may_close.set()
+        self.num_closed = 0
+
+    def __aiter__(self) -> "Pieces":
+        return self
+
+    async def __anext__(self) -> str:
+        await self.may_come.wait()
+        await asyncio.sleep(0)
+        return "a"
+
+    async def aclose(self) -> None:
+        await self.may_close.wait()
+        self.num_closed += 1
 
 
 async def read(
@@ -72,25 +94,21 @@ async def test_a_time_out_of_the_writer_is_not_taken_for_the_request_s() -> None
         await reading
 
 
-async def test_pieces_that_are_not_needed_any_more_are_closed() -> None:
-    class Pieces:
-        def __init__(self) -> None:
-            self.num_closed = 0
-
-        def __aiter__(self) -> "Pieces":
-            return self
-
-        async def __anext__(self) -> str:
-            await asyncio.sleep(0)
-            return "a"
-
-        async def aclose(self) -> None:
-            self.num_closed += 1
-
+async def test_text_that_is_not_needed_any_more_is_not_awaited() -> None:
     pieces = Pieces()
+    pieces.may_come.set()
     source, reading = await read(pieces)
+    pieces.may_come.clear()
     await asyncio.sleep(0.01)
     source.stop()
     await asyncio.wait([reading])
     assert reading.cancelled()
-    assert pieces.num_closed == 1
+
+
+async def test_a_writer_that_does_not_close_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_source, "CLOSE_TIMEOUT_S", 0)
+    pieces = Pieces()
+    pieces.may_close.clear()
+    source = TextSource(LettersAsTokens(), pieces, is_whole=False, on_later_text=lambda _: None)
+    await source.aclose()
+    assert pieces.num_closed == 0

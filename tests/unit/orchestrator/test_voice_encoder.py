@@ -126,7 +126,8 @@ async def test_a_failure_reaches_all_that_wait_and_is_not_kept(
 
 async def test_a_computation_has_a_deadline(engine: FakeEncoder) -> None:
     config = DiffusionStage(model_stage="v", engine="diffusion", max_model_len=MAX_FRAMES)
-    encoder = VoiceEncoder(Cloning(), Stage("voice_encoder", [engine]), config, 0.01)  # type: ignore[list-item]
+    stage = Stage("voice_encoder", [engine])  # type: ignore[list-item]
+    encoder = VoiceEncoder(Cloning(), stage, config, 0.01)
     with pytest.raises(DeadlineExceededError):
         await encoder.clone(recording(), "")
     assert engine.num_requests == 0

@@ -43,7 +43,8 @@ def test_an_unknown_model_exits_with_2_and_leaves_no_report(
         (None, "cannot be verified: it has no reference implementation"),
         (
             ReferenceImplementation("their.package:Reference", package="their-package"),
-            "is compared with their-package, which is not installed: install it with 'pip install their-package'",
+            "is compared with their-package, which is not installed: "
+            "install it with 'pip install their-package'",
         ),
     ],
     ids=["none", "not installed"],

@@ -51,8 +51,11 @@ export class Recording {
 export function recordButton(button, onFile, onProblem, rateHz = SPEECH_RATE_HZ) {
   const label = button.textContent;
   let recording = null;
+  let isStarting = false; // not `disabled`, with which the button would lose the focus
 
   async function start() {
+    if (isStarting) return;
+    isStarting = true;
     silence();
     onProblem("");
     try {
@@ -64,6 +67,8 @@ export function recordButton(button, onFile, onProblem, rateHz = SPEECH_RATE_HZ)
     } catch (error) {
       if (!(error instanceof MicrophoneError)) throw error;
       onProblem(error.message);
+    } finally {
+      isStarting = false;
     }
   }
 

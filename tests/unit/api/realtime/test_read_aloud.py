@@ -54,6 +54,31 @@ async def test_each_response_reads_what_was_written_since_the_last_one() -> None
         assert (error["code"], error["param"]) == ("empty_string", "response.input")
 
 
+async def test_what_is_written_before_an_answer_begins_is_read_by_the_next() -> None:
+    async with reading() as client:
+        await client.opened()
+        await client.say("One.")
+        client.generator.may_submit.clear()
+        await client.send("response.create")
+        await client.say("Two.")
+        client.generator.may_submit.set()
+        await client.until("response.done")
+        await client.answer()
+        assert speech_of(client).text == "Two."
+
+
+async def test_what_is_read_may_be_deleted_before_the_answer_begins() -> None:
+    async with reading() as client:
+        await client.opened()
+        item_id = await client.say("One.")
+        client.generator.may_submit.clear()
+        await client.send("response.create")
+        await client.send("conversation.item.delete", item_id=item_id)
+        await client.until("conversation.item.deleted")
+        client.generator.may_submit.set()
+        assert (await client.until("response.done"))["response"]["status"] == "completed"
+
+
 async def test_input_of_a_response_is_read_in_place_of_the_conversation() -> None:
     async with reading() as client:
         await client.opened()
@@ -130,10 +155,14 @@ async def test_sound_is_refused() -> None:
         assert error["message"] == "This model does not take audio input."
 
 
-async def test_a_text_above_the_limit_of_the_server_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("text", "instructions", "param"),
+    [("123456", "", "response.input"), ("12345", "a" * 5000, "response.instructions")],
+)
+async def test_what_is_too_long_is_refused(text: str, instructions: str, param: str) -> None:
     config = ApiConfig(max_speech_characters=5)
     async with RealtimeClient(state=ServerState(FakeGenerator(READING_MODEL)), config=config) as client:
-        await client.opened()
-        await client.say("123456")
+        await client.opened(instructions=instructions)
+        await client.say(text)
         error = await client.refused("response.create")
-        assert error["code"] == "string_above_max_length"
+        assert (error["code"], error["param"]) == ("string_above_max_length", param)
