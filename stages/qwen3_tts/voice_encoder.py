@@ -1,13 +1,13 @@
 """The voice encoder stage as vLLM loads it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
 import msgspec
 import torch
+from safetensors import safe_open
 from vllm.config import VllmConfig
-from vllm.model_executor.model_loader import DefaultModelLoader
 
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
 from stages.qwen3_tts.checkpoint_config import CODEC_FOLDER
@@ -16,9 +16,10 @@ from stages.qwen3_tts.voice_network import VoiceEncoderNetwork
 from stages.runtime.checkpoint_weights import load_weights_exactly
 from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel
 
-_CODEC = f"{CODEC_FOLDER}."
-_PREFIXES = {"speaker_encoder": "speaker_encoder.", "audio_encoder": f"{_CODEC}encoder."}
-"""Of the weights in the checkpoint, by the network's parts. Those of the codec's own folder get one more."""
+_SPEAKER_ENCODER = "speaker_encoder."
+"""Prefix of its weights in the checkpoint's folder."""
+_AUDIO_ENCODER = "encoder."
+"""Prefix of its weights in the codec's folder."""
 
 
 class Qwen3TTSVoiceEncoder(DiffusionModel):
@@ -31,8 +32,7 @@ class Qwen3TTSVoiceEncoder(DiffusionModel):
         model_dir = Path(vllm_config.model_config.model)
         network = VoiceEncoderNetwork(vllm_config.model_config.hf_config, model_dir)
         self.network = network.to(getattr(torch, runtime.compute_dtype))
-        folder = str(model_dir / CODEC_FOLDER)
-        self.secondary_weights = (DefaultModelLoader.Source(folder, revision=None, prefix=_CODEC),)
+        self._codec_folder = model_dir / CODEC_FOLDER
 
     def sample(self, batch: DiffusionBatch) -> Sequence[torch.Tensor]:
         return [self._hear(msgspec.msgpack.decode(data, type=Recording)) for data in batch.inputs]
@@ -48,13 +48,22 @@ class Qwen3TTSVoiceEncoder(DiffusionModel):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Raises `ConfigError` if one is missing, unknown or misshapen."""
-        kept = [(name, weight) for name, weight in weights if not self.is_unused_checkpoint_weight(name)]
-        return {
-            f"network.{part}.{name}"
-            for part, prefix in _PREFIXES.items()
-            for name in load_weights_exactly(self.network.get_submodule(part), kept, prefix)
+        codec = _stored_weights(self._codec_folder, _AUDIO_ENCODER)
+        speaker_encoder = load_weights_exactly(self.network.speaker_encoder, weights, _SPEAKER_ENCODER)
+        audio_encoder = load_weights_exactly(self.network.audio_encoder, codec, _AUDIO_ENCODER)
+        return {f"network.speaker_encoder.{name}" for name in speaker_encoder} | {
+            f"network.audio_encoder.{name}" for name in audio_encoder
         }
 
     def is_unused_checkpoint_weight(self, name: str) -> bool:
         """Lets vLLM's loader skip files with other stages' weights only."""
-        return not name.startswith(tuple(_PREFIXES.values()))
+        return not name.startswith(_SPEAKER_ENCODER)
+
+
+def _stored_weights(folder: Path, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """vLLM's loader reads one folder."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                if name.startswith(prefix):
+                    yield name, file.get_tensor(name)
