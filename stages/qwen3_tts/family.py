@@ -34,7 +34,7 @@ from stages.qwen3_tts.checkpoint_config import CODEC_FOLDER, read_checkpoint_con
 from stages.qwen3_tts.codec_layout import decoder_layout
 from stages.qwen3_tts.layout import Speaking, Voice
 from stages.qwen3_tts.options import VoiceEncoderStage
-from stages.qwen3_tts.recording import Recording, check_voice, heard_voice
+from stages.qwen3_tts.recording import Recording, check_voice
 from stages.qwen3_tts.speech_text import Qwen3TTSText
 from stages.qwen3_tts.tokens import TextTokenizer
 from stages.qwen_codec.codec_layout import check_num_codebooks
@@ -196,7 +196,8 @@ class Qwen3TTSModel(FamilyModel):
         return Recording(recording.samples.tobytes(), has_codes=has_text).prompt()
 
     def cloned_voice(self, result: npt.NDArray[np.float32]) -> ClonedVoice:
-        return heard_voice(result, self._config.talker_config.hidden_size)
+        width = self._config.talker_config.hidden_size
+        return ClonedVoice(result[:width].tobytes(), result[width:].astype(np.int16).tobytes())
 
     def dtype_name(self) -> str:
         return self._config.dtype_name

@@ -1,10 +1,9 @@
-"""A recording of a voice, on its way to the voice encoder, and what comes back."""
+"""A recording on its way to the voice encoder, and the check of a cloned voice."""
 
 import math
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from omni_server.errors import InvalidRequestError
 from omni_server.family import DiffusionPrompt
@@ -26,11 +25,6 @@ class Recording(msgspec.Struct, frozen=True, array_like=True):
 
     def prompt(self) -> DiffusionPrompt:
         return DiffusionPrompt((0,) * self.num_frames, msgspec.msgpack.encode(self))
-
-
-def heard_voice(result: npt.NDArray[np.float32], width: int) -> ClonedVoice:
-    """`result`: of `Qwen3TTSVoiceEncoder`."""
-    return ClonedVoice(result[:width].tobytes(), result[width:].astype(np.int16).tobytes())
 
 
 def check_voice(voice: ClonedVoice, width: int, codebook_size: int) -> None:
