@@ -313,6 +313,7 @@ class Orchestrator:
         assert isinstance(speaker.output, AudioTask)
         asked = request.sampling.get(self._entry)
         has_limit = asked is not None and asked.max_tokens is not None
+        speaker.output.follow(source, is_aligned=speech.is_aligned)
         source.begin(feeder, None if has_limit else speaker.output.limit)
         run.add(source)
         num_tokens = len(ids) + feeder.num_generated_rows

@@ -21,12 +21,14 @@ from omni_server.orchestrator.row_feeder import RowFeeder
 from omni_server.orchestrator.speech_decoding import SpeechDecoding
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.spoken_text import SpokenText
+from omni_server.orchestrator.text_source import TextSource
 from omni_server.orchestrator.tool_parser import Piece, ToolParser
 from omni_server.types import (
     SAMPLE_RATE_HZ,
     AudioDelta,
     CodecDelta,
     FinishReason,
+    TextAlignment,
     TextDelta,
     ToolCallDelta,
 )
@@ -123,6 +125,8 @@ class AudioTask:
         self._may_pause = may_pause
         self._must_end = must_end
         self._max_frames: int | None = None
+        self._text: TextSource | None = None
+        self._is_aligned = False
         self.is_over = False
         self._speech: SpeechStream | None = None  # until there is a frame to decode, or the end
         self._has_begun = asyncio.Event()
@@ -133,6 +137,10 @@ class AudioTask:
         self.tokens_per_output = layout.frames_per_block * decoding.frames.num_sampled
         self._rest: tuple[int, ...] = ()
         self._num_samples = 0
+
+    def follow(self, text: TextSource, *, is_aligned: bool) -> None:
+        """The source reads `text`, which may pause. `is_aligned`: report which of it each frame speaks."""
+        self._text, self._is_aligned = text, is_aligned
 
     def limit(self, num_frames: int) -> None:
         """Cuts the speech there, as the limit of its tokens does."""
@@ -165,6 +173,7 @@ class AudioTask:
             self._request.timeline.mark_output(self._source)
             self._request.num_frames += len(frames)
             self._request.emit(CodecDelta(tokens[:end]))
+            self._align(self._request.num_frames - len(frames))
             self._begun().push(frames)
         is_cut = self._max_frames is not None and self._request.num_frames >= self._max_frames
         if output.finish_reason is not None or is_cut:
@@ -177,6 +186,16 @@ class AudioTask:
     def finish(self) -> None:
         """Marks the end of the tokens; there may have been none."""
         self._begun().finish()
+
+    def _align(self, first_frame: int) -> None:
+        layout = self._decoding.layout
+        for frame in range(first_frame, self._request.num_frames) if self._is_aligned else ():
+            if self._text is not None and (text := self._text.given(frame)):
+                end = layout.first_sample(frame + 1) * SAMPLE_RATE_HZ // layout.sample_rate_hz
+                self._request.emit(TextAlignment(text, end))
+
+    def _is_held(self) -> bool:
+        return self._text is not None and self._text.is_awaited(self._request.num_frames)
 
     def _begun(self) -> SpeechStream:
         """The stream of windows. The first call chooses the decoder."""
@@ -192,6 +211,7 @@ class AudioTask:
                 emit=self._take_audio,
                 caller=self._request.ticket.caller,
                 may_pause=self._may_pause,
+                is_held=self._is_held,
             )
             self._has_begun.set()
         return self._speech
