@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+_LONGEST_WORD = 1024
+"""Characters that wait for the end of their word: each piece of it costs another look at all of them."""
+
 
 class TextToken(NamedTuple):
     id: int
@@ -78,4 +81,4 @@ class TextStream:
             is_mark = unicodedata.category(self._rest[start]).startswith("M")
             if start > 0 and not is_mark and not self._rest[start - 1].isspace():
                 return start
-        return 0
+        return 0 if len(self._rest) <= _LONGEST_WORD else len(self._rest)
