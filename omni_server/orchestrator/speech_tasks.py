@@ -21,7 +21,7 @@ from omni_server.orchestrator.row_feeder import RowFeeder
 from omni_server.orchestrator.speech_decoding import SpeechDecoding
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.spoken_text import SpokenText
-from omni_server.orchestrator.text_source import TextSource
+from omni_server.orchestrator.text_source import TextSource, WrittenText
 from omni_server.orchestrator.tool_parser import Piece, ToolParser
 from omni_server.types import (
     SAMPLE_RATE_HZ,
@@ -109,12 +109,11 @@ class AudioTask:
         decoding: SpeechDecoding,
         edge: CodecEdge,
         stop_ids: tuple[int, ...],
-        may_pause: bool = False,
         must_end: bool = False,
     ) -> None:
         """`source` samples the tokens; every `num_sampled` consecutive tokens form a frame, with the codes
-        predicted for them. `stop_ids` end the sequence and are not part of a frame. For `may_pause`, see
-        `PlayoutClock`; for `must_end`, `SpeechOutput`."""
+        predicted for them. `stop_ids` end the sequence and are not part of a frame. For
+        `must_end`, see `SpeechOutput`."""
         layout = decoding.layout
         self._request = request
         self._source = source
@@ -122,7 +121,6 @@ class AudioTask:
         self._edge = edge
         self._frames = decoding.frames
         self._stop_ids = stop_ids
-        self._may_pause = may_pause
         self._must_end = must_end
         self._max_frames: int | None = None
         self._text: TextSource | None = None
@@ -139,7 +137,7 @@ class AudioTask:
         self._num_samples = 0
 
     def follow(self, text: TextSource, *, is_aligned: bool) -> None:
-        """The source reads `text`, which may pause. `is_aligned`: report which of it each frame speaks."""
+        """The source reads `text`. `is_aligned`: report which of it each frame is given."""
         self._text, self._is_aligned = text, is_aligned
 
     def limit(self, num_frames: int) -> None:
@@ -210,7 +208,7 @@ class AudioTask:
                 timeline=self._request.timeline,
                 emit=self._take_audio,
                 caller=self._request.ticket.caller,
-                may_pause=self._may_pause,
+                may_pause=self._text is not None and not self._text.is_whole,
                 is_held=self._is_held,
             )
             self._has_begun.set()
@@ -241,10 +239,11 @@ class TextOutput:
         spoken_text: SpokenText | None = None,
         tool_parser: ToolParser | None = None,
         speaker: ArTask | None = None,
+        written: WrittenText | None = None,
     ) -> None:
         """`speaker` is the stage that receives the embeddings of the text. `spoken_text` is set if a stop string
         may cut text that would otherwise be spoken, or if text may turn out to be a tool call. `tool_parser`
-        is set if the model may call tools."""
+        is set if the model may call tools, `written` if another stage reads the text."""
         self._request = request
         self._stage = stage
         self._prompt = prompt
@@ -252,6 +251,7 @@ class TextOutput:
         self._tool_parser = tool_parser
         self._speaker = speaker
         self._feeder = None if speaker is None else speaker.source
+        self._written = written
         self._logprobs = ReleasedLogprobs()
         self._num_spoken_chars = 0
 
@@ -279,6 +279,8 @@ class TextOutput:
         for piece in pieces:
             if isinstance(piece, ToolCallDelta):
                 self._request.emit(piece)
+        if self._written is not None:
+            self._written.push(self._spoken(text))
         if self._feeder is not None:
             # The token that ends a text is no part of it.
             self._feeder.speak(output.token_ids[:-1] if is_ended else output.token_ids)
@@ -309,6 +311,8 @@ class TextOutput:
         """Ends the text. Its last `num_without_row` tokens are not spoken: the text-end row replaces them."""
         has_calls = self._tool_parser is not None and self._tool_parser.num_calls > 0
         self._request.finish_reason = "tool_calls" if has_calls and reason == "stop" else reason
+        if self._written is not None:
+            self._written.finish()
         if self._speaker is None or self._feeder is None:
             return
         num_spoken = self._request.num_text_tokens - num_without_row
