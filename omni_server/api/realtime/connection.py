@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 _SUBPROTOCOL = "realtime"
 """Browsers offer it with `openai-insecure-api-key.<key>`, because they cannot set headers."""
 _CLOSE_TIMEOUT_S = 5.0
-RELEASE_TIMEOUT_S = 10.0
-"""For the answers of a session that is closed."""
+_RELEASE_TIMEOUT_S = 10.0
 
 _NORMAL, _GOING_AWAY, _POLICY, _INTERNAL = 1000, 1001, 1008, 1011
 
@@ -35,8 +34,8 @@ class Session(Protocol):
     id: str
 
     @property
-    def is_busy(self) -> bool:
-        """Whether an answer is in progress."""
+    def answers(self) -> list[asyncio.Task[None]]:
+        """Those in progress."""
         ...
 
     async def handle(self, text: str | None) -> None:
@@ -44,10 +43,6 @@ class Session(Protocol):
         ...
 
     def send_error(self, error: OmniError) -> None: ...
-
-    async def wait_answered(self) -> None:
-        """Returns when no answer is in progress."""
-        ...
 
     async def close(self) -> None:
         """Releases everything without sending anything."""
@@ -137,7 +132,7 @@ class _Connection:
                     async with asyncio.timeout(idle_timeout_s):
                         message = await self.websocket.receive()
                 except TimeoutError:
-                    if self.session.is_busy:
+                    if self.session.answers:
                         continue
                     text = f"No event came for {idle_timeout_s:g} seconds."
                     return _End("idle", _NORMAL, InvalidRequestError(text, code="session_expired"))
@@ -163,7 +158,8 @@ class _Connection:
         """On shutdown, keeps the server up until the current answer and the error have been sent."""
         await self.state.draining.wait()
         held.enter_context(self.state.request_in_flight())
-        await self.session.wait_answered()
+        while answers := self.session.answers:
+            await asyncio.wait(answers)
         error = OverloadedError("The server is shutting down.", code="server_shutting_down")
         return _End("the server is shutting down", _GOING_AWAY, error)
 
@@ -183,6 +179,16 @@ class _Connection:
                 finally:
                     await _cancel(sent, sending)
                 await self.websocket.close(end.code, end.reason)
+
+
+async def release(tasks: Collection[asyncio.Task[None]], session_id: str) -> None:
+    """Cancels the work of a session that is closed."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, late = await asyncio.wait(tasks, timeout=_RELEASE_TIMEOUT_S)
+        if late:
+            logger.error("session %s: %d requests were not released in time", session_id, len(late))
 
 
 async def _cancel(*tasks: "asyncio.Task[_End] | asyncio.Task[None]") -> None:

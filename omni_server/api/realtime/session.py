@@ -11,7 +11,7 @@ from pydantic import BaseModel, JsonValue
 
 from omni_server.api.realtime import client_events as client
 from omni_server.api.realtime.audio_format import Samples, decode_audio
-from omni_server.api.realtime.connection import RELEASE_TIMEOUT_S
+from omni_server.api.realtime.connection import release
 from omni_server.api.realtime.conversation import Conversation, messages_of, text_to_read
 from omni_server.api.realtime.input_buffer import InputBuffer, Started, Stopped
 from omni_server.api.realtime.item_loader import ItemLoader
@@ -72,25 +72,14 @@ class Session:
         self._apply_config(wire.SessionCreatedEvent)
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a response is in progress."""
-        return bool(self._runs)
-
-    async def wait_answered(self) -> None:
-        """Returns when no response is in progress."""
-        while self._runs:
-            await asyncio.wait([run.task for run in self._runs])
+    def answers(self) -> list[asyncio.Task[None]]:
+        """The responses in progress."""
+        return [run.task for run in self._runs]
 
     async def close(self) -> None:
         """Releases everything without sending events."""
         self._answer_is_due = False
-        tasks = [*(run.task for run in self._runs), *self._transcriptions]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=RELEASE_TIMEOUT_S)
-            if late:
-                logger.error("session %s: %d requests were not released in time", self.id, len(late))
+        await release([*self.answers, *self._transcriptions], self.id)
 
     async def handle(self, text: str | None) -> None:
         """Handles one frame; None if it is binary. Answers an invalid one with an error event and
