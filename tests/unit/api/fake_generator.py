@@ -61,6 +61,7 @@ CLONING_MODEL = replace(
     outputs=frozenset({"audio", "voice"}),
     text_stage=None,
     input_modalities=(),
+    reads_text=True,
 )
 TEXT_ONLY_MODEL = replace(
     MODEL, voices=(), default_voice=None, outputs=frozenset({"text"}), speech_stage=None
@@ -72,6 +73,7 @@ READING_MODEL = replace(
     input_modalities=(),
     max_media_per_prompt={},
     hears_videos=False,
+    reads_text=True,
 )
 """It only reads aloud."""
 
