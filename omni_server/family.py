@@ -118,8 +118,10 @@ class SpeechPrompt:
 class SpeechText(Protocol):
     """The text that one request has spoken, on its way to the rows of the stage that reads it."""
 
-    token_texts: Sequence[str]
-    """What each token of the text so far spells."""
+    @property
+    def token_texts(self) -> Sequence[str]:
+        """What each token of the text so far spells."""
+        ...
 
     def push(self, text: str) -> None: ...
 

@@ -129,25 +129,11 @@ class SpeechUsage(BaseModel):
     total_tokens: int
 
 
-class SpeechEnd(BaseModel):
+class SpeechAudioDone(BaseModel):
+    type: Literal["speech.audio.done"]
     finish_reason: Literal["stop", "length"]
     """Extension: `length` if a passage of the text has reached its limit of codec tokens."""
     usage: SpeechUsage
-
-    @classmethod
-    def of(cls, stream: AnswerStream) -> "SpeechEnd":
-        """`stream` has ended."""
-        total = total_usage(stream.usages, num_choices=1)
-        usage = SpeechUsage(
-            input_tokens=total.prompt.total,
-            output_tokens=total.codec_tokens,
-            total_tokens=total.prompt.total + total.codec_tokens,
-        )
-        return cls(finish_reason="length" if stream.num_cut_short else "stop", usage=usage)
-
-
-class SpeechAudioDone(SpeechEnd):
-    type: Literal["speech.audio.done"]
 
 
 _DELTAS = FrameTemplate(lambda data: SpeechAudioDelta(type="speech.audio.delta", audio=data))
@@ -221,8 +207,20 @@ async def _events(stream: AnswerStream, pieces: AsyncGenerator[bytes, None]) -> 
                 yield _DELTAS.frame(text)
             elif has_begun:
                 yield KEEP_ALIVE
-    done = frame(SpeechAudioDone(type="speech.audio.done", **vars(SpeechEnd.of(stream))))
+    reason, usage = end_of(stream)
+    done = frame(SpeechAudioDone(type="speech.audio.done", finish_reason=reason, usage=usage))
     yield _DELTAS.frame(rest) + done if (rest := base64.flush()) else done
+
+
+def end_of(stream: AnswerStream) -> tuple[Literal["stop", "length"], SpeechUsage]:
+    """Why the speech has ended, and what it took."""
+    total = total_usage(stream.usages, num_choices=1)
+    usage = SpeechUsage(
+        input_tokens=total.prompt.total,
+        output_tokens=total.codec_tokens,
+        total_tokens=total.prompt.total + total.codec_tokens,
+    )
+    return "length" if stream.num_cut_short else "stop", usage
 
 
 async def audio_pieces(

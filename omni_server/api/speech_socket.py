@@ -27,9 +27,9 @@ from omni_server.api.realtime.connection import release, serve_session
 from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.server_events import new_id
 from omni_server.api.speech import (
-    SpeechEnd,
     SpeechRequest,
     audio_pieces,
+    end_of,
     parse_without_text,
     requested_clone,
 )
@@ -144,7 +144,7 @@ class SpeechSession:
         except OmniError as error:
             self.send_error(error)
 
-    def send(self, kind: str, audio_of: str | None = None, **fields: JsonValue) -> None:
+    def send(self, kind: str, audio_of: str | None = None, /, **fields: JsonValue) -> None:
         self.outbox.put_frame(to_json({"type": kind, **fields}).decode(), audio_of)
 
     def send_error(self, error: OmniError, **fields: JsonValue) -> None:
@@ -241,7 +241,8 @@ class _Utterance:
                 self._send_audio(data)
         self._send_words(self._words.finish())
         self._begin_audio()
-        self._send("audio.done", **SpeechEnd.of(stream).model_dump())
+        reason, usage = end_of(stream)
+        self._send("audio.done", finish_reason=reason, usage=usage.model_dump())
 
     async def _pieces(self) -> AsyncGenerator[str | Flush, None]:
         timeout_s = self._session.text_timeout_s
@@ -286,7 +287,7 @@ class _Utterance:
         self._send("session.done", status=status)
         self._is_over = True
 
-    def _send(self, kind: str, audio_of: str | None = None, **fields: JsonValue) -> None:
+    def _send(self, kind: str, audio_of: str | None = None, /, **fields: JsonValue) -> None:
         if not self._is_over:
             self._session.send(kind, audio_of, utterance_index=self._index, **fields)
 

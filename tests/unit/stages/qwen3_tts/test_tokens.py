@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import pytest
 
 from stages.qwen3_tts.tokens import TextStream, TextToken, TextTokenizer
+from tests.spoken_texts import TEXTS
 from tests.unit.stages.qwen3_tts.checkpoint import FIRST_SPECIAL_ID, SPECIAL, write_checkpoint
 
 WORDS = (
@@ -37,7 +38,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
 def pieces_of(text: str, source: random.Random) -> list[str]:
     pieces = []
     while text:
-        size = source.randint(1, 5)
+        size = source.randint(1, 7)
         pieces.append(text[:size])
         text = text[size:]
     return pieces
@@ -59,6 +60,14 @@ def test_the_tokens_of_a_text_in_pieces_are_those_of_the_whole(seed: int, tokeni
     kinds = source.choices((WORDS, SIGNS, SPACES, MARKS), k=source.randint(1, 20))
     text = "".join(source.choice(kind) for kind in kinds)
     assert tokens_of(pieces_of(text, source), tokenizer) == tokenizer.plain_ids(text)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_in_five_scripts_have_the_same_tokens_in_pieces(text: str, tokenizer: TextTokenizer) -> None:
+    whole = tokenizer.plain_ids(text)
+    for seed in range(20):
+        assert tokens_of(pieces_of(text, random.Random(seed)), tokenizer) == whole
+    assert tokens_of(text, tokenizer) == whole
 
 
 @pytest.mark.parametrize("text", ["x\n \nx", "e\u0315\u0301x", "e\u0301\u0301x", "\u1112\u1161\u11ab"])
