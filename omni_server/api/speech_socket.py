@@ -35,7 +35,6 @@ from omni_server.api.speech import (
 )
 from omni_server.api.state import ServerState
 from omni_server.api.validation import unsupported
-from omni_server.api.voice_store import VoiceStore
 from omni_server.audio.formats import AudioFormat
 from omni_server.errors import InvalidRequestError, OmniError
 from omni_server.types import SAMPLE_RATE_HZ, Flush, ModelInfo, OmniRequest, SpeechOutput, TextAlignment
@@ -92,13 +91,7 @@ class SpeechSession:
     """Implements `omni_server.api.realtime.connection.Session`."""
 
     def __init__(
-        self,
-        model: ModelInfo,
-        state: ServerState,
-        config: ApiConfig,
-        outbox: Outbox,
-        media: MediaLoader,
-        voices: VoiceStore,
+        self, model: ModelInfo, state: ServerState, config: ApiConfig, outbox: Outbox, media: MediaLoader
     ) -> None:
         self.id = new_id("sess")
         self.state = state
@@ -106,7 +99,6 @@ class SpeechSession:
         self.text_timeout_s = config.body_timeout_s
         self._model = model
         self._media = media
-        self._voices = voices
         self._settings: _Settings | None = None
         self._utterances: list[_Utterance] = []
         """Those that have not ended, in order."""
@@ -158,7 +150,7 @@ class SpeechSession:
             raise unsupported("With 'non_streaming_mode', the model is given all words at once.", "alignment")
         given.response_format = given.response_format or "pcm"
         request, speech, audio_format = parse_without_text(given, self._model)
-        clone = await requested_clone(given, generator, self._media, self._voices)
+        clone = await requested_clone(given, generator, self._media, self.state.voices)
         speech = replace(speech, clone=clone, is_aligned=given.alignment)
         return _Settings(given, request, speech, audio_format)
 
@@ -314,9 +306,7 @@ class Words:
         return [{"word": self._rest, "end_ms": self._end_ms}] if self._rest else []
 
 
-def speech_socket_router(
-    state: ServerState, config: ApiConfig, media: MediaLoader, voices: VoiceStore
-) -> APIRouter:
+def speech_socket_router(state: ServerState, config: ApiConfig, media: MediaLoader) -> APIRouter:
     router = APIRouter()
 
     def open_session(model: ModelInfo, outbox: Outbox) -> SpeechSession:
@@ -326,7 +316,7 @@ def speech_socket_router(
                 "/v1/audio/speech.",
                 "model",
             )
-        return SpeechSession(model, state, config, outbox, media, voices)
+        return SpeechSession(model, state, config, outbox, media)
 
     @router.websocket("/v1/audio/speech/stream", name="speech stream")
     async def serve(websocket: WebSocket) -> None:

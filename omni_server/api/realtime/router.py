@@ -27,7 +27,7 @@ def realtime_router(
     router = APIRouter()
 
     def open_session(model: ModelInfo, outbox: Outbox) -> Session:
-        if model.text_stage is None and (model.clones_voices or not model.voices):
+        if model.text_stage is None and not model.voices:
             raise InvalidRequestError(
                 f"The model '{model.name}' holds no conversations.", param="model", code="unsupported_value"
             )
