@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -50,6 +50,7 @@ from omni_server.types import (
     ModelInfo,
     OmniRequest,
     ReadAloud,
+    SamplingConfig,
     SpeechOutput,
     TextAlignment,
 )
@@ -327,7 +328,7 @@ def parse_speech(
     Raises `InvalidRequestError` or `ModelNotFoundError`.
     """
     model = generator.model_info
-    template, speech, audio_format = parse_without_text(body, model)
+    speech, sampling, audio_format = parse_without_text(body, model)
     _check_length(body.input, "input", max_characters, ". --max-speech-characters sets the server's limit")
     longest = math.inf if model.text_stage is None else LONGEST_PASSAGE
     if model.about is not None and model.about.longest_passage is not None:
@@ -338,11 +339,11 @@ def parse_speech(
             "Invalid 'input': there is no text to read.", param="input", code="empty_string"
         )
     requests = [
-        replace(
-            template,
+        OmniRequest(
             request_id=f"{name}-{index}",
             messages=generator.task_messages(ReadAloud(text, speech.instructions)),
             speech=replace(speech, text=text),
+            sampling=sampling,
         )
         for index, text in enumerate(texts)
     ]
@@ -351,9 +352,8 @@ def parse_speech(
 
 def parse_without_text(
     body: SpeechRequest, model: ModelInfo
-) -> tuple[OmniRequest, SpeechOutput, AudioFormat]:
-    """Returns the request for a text that is not known yet, and its speech, after the checks of `parse_speech`
-    that do not concern the text. Raises `InvalidRequestError`."""
+) -> tuple[SpeechOutput, Mapping[str, SamplingConfig], AudioFormat]:
+    """The part of `parse_speech` that does not depend on the text. Raises `InvalidRequestError`."""
     for field in body.model_extra or {}:
         logger.debug("ignoring the unknown field %.64r", field)
     if not model.voices:
@@ -378,8 +378,7 @@ def parse_without_text(
         text_first=body.non_streaming_mode,
         must_end=bool(body.must_end),
     )
-    sampling = speech_sampling(body.stage_sampling, body.seed, model)
-    return OmniRequest("", (), speech, sampling), speech, audio_format
+    return speech, speech_sampling(body.stage_sampling, body.seed, model), audio_format
 
 
 def _check_length(text: str, param: str, limit: int, hint: str = "") -> None:

@@ -1,8 +1,6 @@
-"""`/v1/audio/speech/stream`: a WebSocket that speaks texts while they are written.
+"""`/v1/audio/speech/stream`: a WebSocket that speaks texts while they are written, one after another.
 
-The messages have the names that vLLM-Omni gives them, where it has them. An utterance begins with its first
-text and ends with `session.done`. Utterances are spoken one after another.
-"""
+Messages that vLLM-Omni has, too, have its names."""
 
 import asyncio
 import base64
@@ -37,7 +35,15 @@ from omni_server.api.state import ServerState
 from omni_server.api.validation import unsupported
 from omni_server.audio.formats import AudioFormat
 from omni_server.errors import InvalidRequestError, OmniError
-from omni_server.types import SAMPLE_RATE_HZ, Flush, ModelInfo, OmniRequest, SpeechOutput, TextAlignment
+from omni_server.types import (
+    SAMPLE_RATE_HZ,
+    Flush,
+    ModelInfo,
+    OmniRequest,
+    SamplingConfig,
+    SpeechOutput,
+    TextAlignment,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +87,9 @@ _EVENTS: Mapping[str, type[BaseModel]] = {
 @dataclass(frozen=True)
 class _Settings:
     given: SessionConfig
-    request: OmniRequest
-    """Without text and speech."""
     speech: SpeechOutput
+    """Without text."""
+    sampling: Mapping[str, SamplingConfig]
     audio_format: AudioFormat
 
 
@@ -149,10 +155,10 @@ class SpeechSession:
         if given.alignment and given.non_streaming_mode:
             raise unsupported("With 'non_streaming_mode', the model is given all words at once.", "alignment")
         given.response_format = given.response_format or "pcm"
-        request, speech, audio_format = parse_without_text(given, self._model)
+        speech, sampling, audio_format = parse_without_text(given, self._model)
         clone = await requested_clone(given, generator, self._media, self.state.voices)
         speech = replace(speech, clone=clone, is_aligned=given.alignment)
-        return _Settings(given, request, speech, audio_format)
+        return _Settings(given, speech, sampling, audio_format)
 
     def _check_room(self, num_chars: int) -> None:
         if num_chars + sum(utterance.num_chars for utterance in self._utterances) > MAX_CHARS:
@@ -221,7 +227,7 @@ class _Utterance:
     async def _speak(self) -> None:
         settings, state, name = self._settings, self._session.state, self._name
         speech = replace(settings.speech, pieces=self._pieces())
-        request = replace(settings.request, request_id=f"{name}-0", speech=speech)
+        request = OmniRequest(f"{name}-0", (), speech, settings.sampling)
         stream = AnswerStream(
             state.require_generator(), state, name, one_by_one=[request], input_param="input"
         )
@@ -287,9 +293,8 @@ class _Utterance:
 class Words:
     """Splits a text that comes in pieces into words. Each Chinese or Japanese character is one."""
 
-    def __init__(self) -> None:
-        self._rest = ""  # a word that may go on
-        self._end_ms = 0
+    _rest = ""  # a word that may go on
+    _end_ms = 0
 
     def push(self, text: str, end_ms: int) -> list[JsonValue]:
         """Returns the words that are complete, each with the `end_ms` of the piece that it ends in."""
