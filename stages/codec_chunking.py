@@ -45,13 +45,12 @@ class CodecChunker(Generic[F]):
         self._frames: list[F] = []  # from the first frame that the next window sees
         self._first_frame = 0
         self._emitted = 0
-        self._num_windows = 0
         self._place_in_ramp = 0
         self._finished = False
 
     def use_ramp(self, new_blocks: Sequence[int]) -> None:
         """Replace the plan's numbers of new blocks. Raises `ValueError` after the first window."""
-        if self._num_windows:
+        if self._emitted:
             raise ValueError("another ramp after the first window")
         self._ramp = tuple(new_blocks)
 
@@ -105,7 +104,6 @@ class CodecChunker(Generic[F]):
             is_last=is_last,
         )
         self._emitted = emit_end
-        self._num_windows += 1
         self._place_in_ramp += 1
         next_first = max(0, emit_end - self._plan.past_blocks * self._frames_per_block)
         del self._frames[: next_first - self._first_frame]

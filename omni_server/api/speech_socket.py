@@ -49,8 +49,8 @@ logger = logging.getLogger(__name__)
 
 MAX_CHARS = 256 * 1024
 """Of the texts of one session that have not been spoken to their end. Contexts hold less."""
-MAX_UTTERANCES = 16
-"""Of one session: the one that is spoken, and those that wait for it."""
+UTTERANCE_CHARS = 1024
+"""What an utterance counts as, besides its text."""
 
 _WIDE = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # written without spaces
 _WORD = re.compile(rf"[{_WIDE}][^\w\s]*|[^\s{_WIDE}]+")
@@ -128,10 +128,9 @@ class SpeechSession:
                 case SessionConfig() as given:
                     self._settings = await self._parsed(given)
                 case InputText(text=piece) if piece:
-                    self._check_room(len(piece))
-                    self._current().put(piece)
+                    self._current(len(piece)).put(piece)
                 case InputMark(type="input.flush") if self._written is not None:
-                    self._written.put(Flush.FLUSH)
+                    self._current(1).put(Flush.FLUSH)
                 case InputMark(type="input.done"):
                     self._current().put(None)
                     self._written = None
@@ -160,22 +159,18 @@ class SpeechSession:
         speech = replace(speech, clone=clone, is_aligned=given.alignment)
         return _Settings(given, speech, sampling, audio_format)
 
-    def _check_room(self, num_chars: int) -> None:
+    def _current(self, num_chars: int = 0) -> "_Utterance":
+        """The utterance whose text comes; begins one. There is room for `num_chars` more."""
         if num_chars + sum(utterance.num_chars for utterance in self._utterances) > MAX_CHARS:
             raise InvalidRequestError(
-                f"Invalid 'text': more than {MAX_CHARS} characters of this session have not been spoken.",
+                f"More than {MAX_CHARS} characters of this session have not been spoken.",
                 param="text",
                 code="string_above_max_length",
             )
-
-    def _current(self) -> "_Utterance":
-        """The utterance whose text comes; begins one."""
         if self._written is not None:
             return self._written
         if self._settings is None:
             raise InvalidRequestError("Send 'session.config' first.", code="invalid_event")
-        if len(self._utterances) >= MAX_UTTERANCES:
-            raise InvalidRequestError("Too many utterances wait to be spoken.", code="too_many_utterances")
         self._written = utterance = _Utterance(self, self._settings, self._num_begun)
         self._num_begun += 1
         self._utterances.append(utterance)
@@ -187,7 +182,7 @@ class SpeechSession:
 class _Utterance:
     def __init__(self, session: SpeechSession, settings: _Settings, index: int) -> None:
         """Speaks after the utterances that the session has now."""
-        self.num_chars = 0
+        self.num_chars = UTTERANCE_CHARS
         self._session = session
         self._settings = settings
         self._index = index
@@ -201,7 +196,7 @@ class _Utterance:
     def put(self, piece: str | Flush | None) -> None:
         """None ends the text."""
         if not self._is_over:
-            self.num_chars += len(piece) if isinstance(piece, str) else 0
+            self.num_chars += len(piece) if isinstance(piece, str) else 1
             self._texts.put_nowait(piece)
 
     def cancel(self) -> None:

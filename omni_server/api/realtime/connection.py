@@ -29,24 +29,19 @@ _NORMAL, _GOING_AWAY, _POLICY, _INTERNAL = 1000, 1001, 1008, 1011
 
 
 class Session(Protocol):
-    """What happens in one connection. Calls of `handle` do not overlap."""
+    """What happens in one connection. Calls of `handle` do not overlap; it gets None for a binary frame. `answers`
+    are those in progress. `close` releases everything without sending anything."""
 
     id: str
 
     @property
-    def answers(self) -> list[asyncio.Task[None]]:
-        """Those in progress."""
-        ...
+    def answers(self) -> list[asyncio.Task[None]]: ...
 
-    async def handle(self, text: str | None) -> None:
-        """Handles one frame; None if it is binary."""
-        ...
+    async def handle(self, text: str | None) -> None: ...
 
     def send_error(self, error: OmniError) -> None: ...
 
-    async def close(self) -> None:
-        """Releases everything without sending anything."""
-        ...
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
