@@ -161,7 +161,8 @@ class SpeechSession:
 
     def _current(self, num_chars: int = 0) -> "_Utterance":
         """The utterance whose text comes; begins one. There is room for `num_chars` more."""
-        if num_chars + sum(utterance.num_chars for utterance in self._utterances) > MAX_CHARS:
+        num_chars += 0 if self._written is not None else UTTERANCE_CHARS
+        if num_chars and num_chars + sum(utterance.num_chars for utterance in self._utterances) > MAX_CHARS:
             raise InvalidRequestError(
                 f"More than {MAX_CHARS} characters of this session have not been spoken.",
                 param="text",

@@ -389,11 +389,9 @@ async def test_the_texts_of_a_session_are_bounded(monkeypatch: pytest.MonkeyPatc
             assert (await client.until("error"))["error"]["code"] == "string_above_max_length"
         await client.send("input.done")
         await client.send("input.done")  # another one, without text
-        await client.send("input.done")
         assert (await client.until("error"))["error"]["code"] == "string_above_max_length"
         await client.send("input.cancel")
-        for _ in range(2):
-            assert (await client.until("session.done"))["status"] == "cancelled"
+        assert (await client.until("session.done"))["status"] == "cancelled"
         generator.script = None
         await asyncio.wait_for(client.state.wait_idle(), 5)
         assert (await client.speak("Hello"))[-1]["status"] == "completed"
