@@ -270,8 +270,8 @@ class _Utterance:
     def _begin_audio(self) -> None:
         if not self._has_audio:
             self._has_audio = True
-            given = self._settings.given
-            self._send("audio.start", format=given.response_format, sample_rate=SAMPLE_RATE_HZ, channels=1)
+            format = self._settings.given.response_format
+            self._send("audio.start", format=format, sample_rate=SAMPLE_RATE_HZ, channels=1)
 
     def _end(
         self, status: Literal["completed", "cancelled", "failed"], error: OmniError | None = None

@@ -192,13 +192,11 @@ class AudioTask:
                 end = layout.first_sample(frame + 1) * SAMPLE_RATE_HZ // layout.sample_rate_hz
                 self._request.emit(TextAlignment(text, end))
 
-    def _is_held(self) -> bool:
-        return self._text is not None and self._text.is_awaited(self._request.num_frames)
-
     def _begun(self) -> SpeechStream:
         """The stream of windows. The first call chooses the decoder."""
         if self._speech is None:
             decoder = self._request.choose(self._decoding.decoder)
+            text = self._text
             self._speech = SpeechStream(
                 self._request.request_id,
                 decoder=decoder,
@@ -208,8 +206,8 @@ class AudioTask:
                 timeline=self._request.timeline,
                 emit=self._take_audio,
                 caller=self._request.ticket.caller,
-                may_pause=self._text is not None and not self._text.is_whole,
-                is_held=self._is_held,
+                may_pause=text is not None and not text.is_whole,
+                is_held=lambda: text is not None and text.is_awaited(self._request.num_frames),
             )
             self._has_begun.set()
         return self._speech
