@@ -34,9 +34,15 @@ def sound_of(text: str) -> npt.NDArray[np.float32]:
 
 class _Reading(FakeGeneration):
     def __init__(
-        self, request_id: str, deliver: Deliver, first: str, rest: AsyncIterator[str | Flush]
+        self,
+        request_id: str,
+        deliver: Deliver,
+        first: str,
+        rest: AsyncIterator[str | Flush],
+        *,
+        is_aligned: bool,
     ) -> None:
-        self._first, self._rest = first, rest
+        self._first, self._rest, self._is_aligned = first, rest, is_aligned
         super().__init__(request_id, [], deliver)
 
     async def _run(self, script: Any, deliver: Deliver) -> None:
@@ -53,7 +59,8 @@ class _Reading(FakeGeneration):
     def _speak(self, text: str, first_sample: int, deliver: Deliver) -> int:
         for number, char in enumerate(text, 1):
             deliver(CodecDelta((ord(char),)))
-            deliver(TextAlignment(char, first_sample + number * SAMPLES_PER_CHAR))
+            if self._is_aligned:
+                deliver(TextAlignment(char, first_sample + number * SAMPLES_PER_CHAR))
         deliver(AudioDelta(first_sample, sound_of(text)))
         return first_sample + len(text) * SAMPLES_PER_CHAR
 
@@ -75,7 +82,8 @@ class ReadingGenerator(FakeGenerator):
         first = await anext(pieces, None)
         if not isinstance(first, str):
             raise InvalidRequestError("there is no text to read", param="messages")
-        generation = _Reading(request.request_id, deliver, first, pieces)
+        is_aligned = request.speech.is_aligned
+        generation = _Reading(request.request_id, deliver, first, pieces, is_aligned=is_aligned)
         self.generations.append(generation)
         return generation
 

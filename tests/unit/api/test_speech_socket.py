@@ -284,12 +284,12 @@ async def test_text_that_does_not_come_ends_its_utterance_and_no_other() -> None
     [
         (StageDownError("talker"), "talker_down"),
         (InvalidRequestError("no", param="messages", code="odd"), "odd"),
-        (RuntimeError("odd"), None),
+        (RuntimeError("odd"), "internal_error"),
     ],
 )
 @pytest.mark.parametrize("is_admitted", [False, True])
 async def test_a_failure_ends_its_utterance_and_no_other(
-    error: Exception, code: str | None, *, is_admitted: bool
+    error: Exception, code: str, *, is_admitted: bool
 ) -> None:
     generator = ReadingGenerator()
     async with SpeechClient(generator) as client:
