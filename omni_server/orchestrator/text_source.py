@@ -55,8 +55,8 @@ class TextSource:
         """Feeds what has been read behind the prompt. `on_end` is told the most tokens of the speech of all
         of the text."""
         self._feeder, self._on_end = feeder, on_end
-        self._num_prompted = len(self._text.token_texts) - feeder.num_generated_rows
         self._feed()
+        self._num_prompted = len(self._text.token_texts) - feeder.num_generated_rows
 
     async def run(self) -> None:
         self._task = asyncio.current_task()
