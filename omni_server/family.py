@@ -104,7 +104,7 @@ class EmbeddingsPrompt:
 
 @dataclass(frozen=True)
 class SpeechPrompt:
-    """Prompt of an entry that reads text (`StageSpec.reads_text`), whose model composes all of its rows."""
+    """Prompt of a stage that reads text (`StageSpec.reads_text`), whose model composes all of its rows."""
 
     token_ids: tuple[int, ...]
     """One per row: codec tokens that are never sampled, so that no penalty for repetition applies to them."""
@@ -117,7 +117,7 @@ class SpeechPrompt:
 
 
 class SpeechText(Protocol):
-    """The text that one request has spoken, on its way to the rows of the entry."""
+    """The text that one request has spoken, on its way to the rows of the stage that reads it."""
 
     def push(self, text: str) -> None: ...
 
@@ -139,6 +139,26 @@ class SpeechText(Protocol):
 
     def take_ids(self) -> tuple[int, ...]:
         """The ids of rows that follow those of `prompt` and of earlier calls."""
+        ...
+
+
+class SpokenTextFilter(Protocol):
+    """Leaves out what should not be spoken of one text, while it is written."""
+
+    def push(self, text: str) -> str:
+        """Returns what may be spoken now."""
+        ...
+
+    def finish(self) -> str:
+        """Returns the rest."""
+        ...
+
+
+class SpokenTextFilterFactory(Protocol):
+    """The function of an edge with text."""
+
+    def __call__(self, prompt: str) -> SpokenTextFilter:
+        """`prompt` is what the text continues."""
         ...
 
 
@@ -372,8 +392,8 @@ class FamilyModel(ABC):
         raise NotImplementedError
 
     def speech_text(self, speech: SpeechOutput, voice: str) -> SpeechText:
-        """For a request to an entry that reads text; nothing of the text has been pushed. `voice` is one of
-        `voices`. Raises `InvalidRequestError`.
+        """For the stage that reads text; nothing of the text has been pushed. `voice` is one of `voices`. Raises
+        `InvalidRequestError`.
         """
         raise NotImplementedError
 

@@ -6,6 +6,7 @@ import math
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -300,6 +301,10 @@ class AsyncOmni:
                             speech=self._warm_up_speech,
                         )
                         burst.create_task(self._answer(request, pinned_engine))
+                        if self._config.reader not in (None, self._config.entry):
+                            # That request has its text read. Another stage writes one.
+                            request = replace(request, request_id=f"{request.request_id}-text", speech=None)
+                            burst.create_task(self._answer(request, pinned_engine))
         except ExceptionGroup as group:
             failures = group.subgroup(OmniError)
             if failures is None:

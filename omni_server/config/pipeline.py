@@ -65,7 +65,12 @@ class Embeddings:
     (`stages.runtime.embeddings_in.HasRowTable`). Only positions of media have rows of the source."""
 
 
-Payload = TokenFrames | Embeddings
+@dataclass(frozen=True)
+class Text:
+    """Text as the source writes it, which the target reads aloud (`StageSpec.reads_text`)."""
+
+
+Payload = TokenFrames | Embeddings | Text
 
 
 @dataclass(frozen=True)
@@ -92,8 +97,8 @@ class StageSpec:
     stepwise: StepwiseEngine | None = None
     """`diffusion` only. None: a request is computed in one step, by a model of the family."""
     reads_text: bool = False
-    """`ar` entry only: it samples codec tokens, and the server feeds it the text to speak as ids of rows
-    (`omni_server.family.FamilyModel.speech_text`)."""
+    """`ar` only, the entry or the target of `Text`: it samples codec tokens, and the server feeds it the text
+    to speak as ids of rows (`omni_server.family.FamilyModel.speech_text`)."""
     folder: str | None = None
     """The folder of this stage's weights and config in that of the checkpoint; None: the checkpoint's own."""
 
@@ -107,7 +112,8 @@ class EdgeSpec:
     payload: Payload
     function: str
     """`package.module:Class`, the family's code for the edge. `Embeddings`: the producer's half, a
-    `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.family.CodecEdgeFactory`."""
+    `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.family.CodecEdgeFactory`. `Text`:
+    an `omni_server.family.SpokenTextFilterFactory`."""
     chunks: ChunkPlan | None = None
     """`TokenFrames` only: how they are cut into windows unless the stage config says otherwise. If it is an
     instance of a subclass, the stage config may set the fields of that subclass."""
@@ -116,6 +122,7 @@ class EdgeSpec:
 _ENDS: dict[type[Payload], tuple[EngineKind, EngineKind]] = {
     TokenFrames: ("ar", "diffusion"),
     Embeddings: ("ar", "ar"),
+    Text: ("ar", "ar"),
 }
 
 
@@ -125,8 +132,9 @@ class Pipeline:
 
     Raises `ValueError` unless the pipeline meets these conditions: It has one entry, and every other stage
     has one source, except the one that makes voices, which stands alone. Payloads fit the engines at both
-    ends. An `ar` stage either writes text and may send embeddings, or sends frames. A diffusion stage ends in
-    an output: audio from frames, or an image or a voice from its prompt. Each output comes from one stage.
+    ends. An `ar` stage either writes text, which it may send, or embeddings, or sends frames. A diffusion stage
+    ends in an output: audio from frames, or an image or a voice from its prompt. Each output comes from one
+    stage.
     """
 
     stages: Mapping[str, StageSpec]
@@ -175,12 +183,15 @@ class Pipeline:
         if not kinds and stage.output is None:
             raise ValueError(f"stage '{name}' leads to no output")
         if stage.engine == "ar":
-            fitting = Embeddings if stage.output == "text" else TokenFrames
-            if any(kind is not fitting for kind in kinds):
+            fitting = {Embeddings, Text} if stage.output == "text" else {TokenFrames}
+            if not fitting.issuperset(kinds):
                 raise ValueError(
-                    f"stage '{name}': a stage whose output is text sends embeddings and nothing else, and no "
-                    "other stage does"
+                    f"stage '{name}': a stage whose output is text sends text or embeddings, and no other stage "
+                    "does"
                 )
+            into = self.edge_into(name)
+            if into is not None and isinstance(into.payload, Text) != stage.reads_text:
+                raise ValueError(f"stage '{name}': stages behind others read text if that is sent to them")
         elif (stage.output == "audio") != (self.edge_into(name) is not None):
             made_of = "the prompt" if stage.output == "audio" else "frames"
             raise ValueError(f"stage '{name}': {stage.output} is not made of {made_of}")

@@ -20,6 +20,7 @@ from omni_server.config.pipeline import (
     Payload,
     Pipeline,
     StageSpec,
+    Text,
     TokenFrames,
     find_family,
 )
@@ -192,11 +193,9 @@ class StageConfig(FrozenModel):
             )
         for number, edge in enumerate(self.edges):
             payload = self.spec_of(edge).payload
+            if edge.chunks is not None and not isinstance(payload, TokenFrames):
+                raise ValueError(f"edges[{number}]: remove 'chunks', only an edge with codec tokens has it")
             if isinstance(payload, Embeddings):
-                if edge.chunks is not None:
-                    raise ValueError(
-                        f"edges[{number}]: remove 'chunks', only an edge with codec tokens has it"
-                    )
                 for name in (edge.source, edge.target):
                     self._refuse_engine_arg(
                         name, "speculative_config", "rows of rejected draft tokens would reach the next stage"
@@ -207,7 +206,7 @@ class StageConfig(FrozenModel):
                     f"edges[{number}].queue.transport must be inline from {edge.source} to {edge.target}: "
                     "only embeddings travel through shared memory"
                 )
-            elif payload.num_predicted:
+            elif isinstance(payload, TokenFrames) and payload.num_predicted:
                 self._refuse_engine_arg(
                     edge.source,
                     "speculative_config",
@@ -287,9 +286,9 @@ class StageConfig(FrozenModel):
         return next(name for name, stage in self.stages.items() if stage.model_stage == self.pipeline.entry)
 
     @property
-    def reads_text(self) -> bool:
-        """Whether it only reads text aloud (`StageSpec.reads_text`)."""
-        return self.stage_spec(self.entry).reads_text
+    def reader(self) -> str | None:
+        """The stage that reads text aloud (`StageSpec.reads_text`)."""
+        return next((name for name in self.stages if self.stage_spec(name).reads_text), None)
 
     @property
     def speech_edge(self) -> Edge | None:
@@ -381,10 +380,13 @@ def _completed_edge(edge: dict[str, Any], roles: dict[Any, str], pipeline: Pipel
         return edge
     if isinstance(spec.payload, Embeddings):
         return edge
+    edge = {"queue": {"transport": "inline"}} | edge
+    if isinstance(spec.payload, Text):
+        return edge
     plan, chunks = spec.chunks or ChunkPlan(), edge.get("chunks")
     if chunks is None:
         chunks = plan
     elif isinstance(chunks, dict):
         of_family = {name: getattr(plan, name) for name in plan.model_fields_set}
         chunks = Declared(type(plan), of_family | chunks)
-    return {"queue": {"transport": "inline"}} | edge | {"chunks": chunks}
+    return edge | {"chunks": chunks}

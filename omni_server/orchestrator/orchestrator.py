@@ -4,12 +4,15 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import cast
 
 import numpy as np
 
-from omni_server.config.pipeline import Embeddings, TokenFrames
+from omni_server.config.pipeline import Embeddings, Text, TokenFrames, imported
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.engine.ar_handle import ArHandle
@@ -24,16 +27,17 @@ from omni_server.errors import (
     OverloadedError,
     StageDownError,
 )
-from omni_server.family import FamilyModel, Frame, Prompt
+from omni_server.family import FamilyModel, Frame, Prompt, SpokenTextFilterFactory
 from omni_server.generation import Deliver
 from omni_server.orchestrator.fair_share import FairShareQueue
 from omni_server.orchestrator.image_requests import ImageRequests, ImageTask
 from omni_server.orchestrator.request_run import RequestRun
-from omni_server.orchestrator.row_feeder import RowFeeder, SpeechTextFeeder, TextRowFeeder
+from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
 from omni_server.orchestrator.speech_decoding import SpeechDecoding, speech_decoding
+from omni_server.orchestrator.speech_reader import SpeechReader
 from omni_server.orchestrator.speech_tasks import ArTask, AudioTask, TextOutput
 from omni_server.orchestrator.spoken_text import SpokenText
-from omni_server.orchestrator.text_source import TextSource, in_one_piece
+from omni_server.orchestrator.text_source import TextSource, WrittenText, in_one_piece
 from omni_server.orchestrator.tool_grammar import turn_grammar
 from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.orchestrator.voice_encoder import VoiceEncoder
@@ -84,11 +88,15 @@ class Orchestrator:
         self._request_timeout_s = request_timeout_s
         self._entry = config.entry
         self._decoding: dict[str, SpeechDecoding] = {}  # by the stage whose frames are decoded
+        self._spoken_text_filter: SpokenTextFilterFactory | None = None
         for edge in self._config.edges:
             payload = self._config.spec_of(edge).payload
             if isinstance(payload, TokenFrames):
                 decoder = self._diffusion[edge.target]
                 self._decoding[edge.source] = speech_decoding(family, config, edge, payload, decoder)
+            elif isinstance(payload, Text):
+                function = imported(self._config.spec_of(edge).function)
+                self._spoken_text_filter = cast(SpokenTextFilterFactory, function)
         self._voices: VoiceEncoder | None = None
         for name in config.stages_for({"voice"}):
             self._voices = VoiceEncoder(family, diffusion[name], config.stages[name], request_timeout_s)
@@ -128,16 +136,17 @@ class Orchestrator:
         """See `Generator.clone_voice`."""
         if self._voices is None:
             raise InvalidRequestError("this model clones no voices", param="voice")
-        self._check_up(frozenset({"voice"}))
+        self._check_up(self._config.stages_for({"voice"}))
         return await self._voices.clone(recording, text)
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         """Returns the family's chat messages for the task."""
         return self._family.task_messages(task)
 
-    def stage_down(self, outputs: frozenset[Output] | None = None) -> StageDownError | None:
-        """Reports the first stage that is down, of all or of those that `outputs` need, or None."""
-        names = self._config.stages if outputs is None else self._config.stages_for(outputs)
+    def stage_down(self, names: Collection[str] | None = None) -> StageDownError | None:
+        """Reports the first stage that is down, of all or of these, or None."""
+        if names is None:
+            names = self._config.stages
         stages: dict[str, Stage[ArHandle] | Stage[DiffusionHandle]] = {**self._ar, **self._diffusion}
         return next((StageDownError(name) for name in names if stages[name].is_down), None)
 
@@ -148,7 +157,8 @@ class Orchestrator:
         warm-up. Raises the errors of `Generator.submit`."""
         outputs = self._outputs(request)
         self._check_request(request)
-        self._check_open(request, outputs)
+        stages = self._stages_of(request, outputs)
+        self._check_open(request, stages)
         self._check_stages(request.sampling)
         deadline_s = self._request_timeout_s if request.deadline_s is None else request.deadline_s
         began = time.monotonic() if request.began_at is None else request.began_at
@@ -157,11 +167,11 @@ class Orchestrator:
         try:
             if request.image is not None:
                 tokens = await self._add_image(run, request, request.image)
-            elif self._config.reads_text:
-                tokens = await self._add_reader(run, request, voice, deadline_s, began)
+            elif self._reads(request):
+                tokens = await self._add_reading(run, request, voice, deadline_s, began)
             else:
                 tokens = await self._add_ar(run, request, outputs, voice, deadline_s, began)
-            self._check_open(request, outputs)  # again: rendering takes time
+            self._check_open(request, stages)  # again: rendering takes time
         except BaseException:
             run.close()
             raise
@@ -199,7 +209,7 @@ class Orchestrator:
     def _check_request(self, request: OmniRequest) -> None:
         """Raises `InvalidRequestError` for what the model does not hear or read."""
         speech = request.speech
-        if speech is not None and not self._config.reads_text and (speech.pieces or speech.clone):
+        if speech is not None and self._config.reader is None and (speech.pieces or speech.clone):
             raise InvalidRequestError("this model answers chats, with its own voices", param="voice")
         parts = [part for message in request.messages for part in message.content]
         has_track = any(isinstance(part, VideoPart) and part.audio is not None for part in parts)
@@ -256,7 +266,9 @@ class Orchestrator:
             asked=sampling if is_default_asked else asked,
             fields=names,
         )
-        speaker, text = None, None
+        speaker, text, written = None, None, None
+        if voice is not None and (edge := self._config.edge_from(self._entry, Text)) is not None:
+            written = self._add_written(run, request, edge.target, voice, rendered)
         edge = self._config.edge_from(self._entry, Embeddings)
         is_limited = bool(sampling.stop) or request.tools is not None
         if voice is not None and edge is not None:
@@ -285,38 +297,72 @@ class Orchestrator:
                 spoken_text=SpokenText(handle.detokenize) if speaker is not None and is_limited else None,
                 tool_parser=ToolParser(is_parallel=request.tools.is_parallel) if request.tools else None,
                 speaker=speaker,
+                written=written,
             )
         output = self._add_audio(run, request, self._entry, voice) or text
         assert output is not None
         run.add(ArTask(run, entry, prompt, params, output, speaker=speaker, handle=handle))
         return self._count(prompt)
 
-    async def _add_reader(
+    def _stages_of(self, request: OmniRequest, outputs: frozenset[Output]) -> tuple[str, ...]:
+        """The stages that the request needs."""
+        names = self._config.stages_for(outputs)
+        reader = self._config.reader
+        return names[names.index(reader) :] if reader is not None and self._reads(request) else names
+
+    def _reads(self, request: OmniRequest) -> bool:
+        """Whether the text is given, so that no stage writes it."""
+        speech, reader = request.speech, self._config.reader
+        is_given = speech is not None and (speech.text is not None or speech.pieces is not None)
+        return reader is not None and (is_given or reader == self._entry)
+
+    async def _add_reading(
         self, run: RequestRun, request: OmniRequest, voice: str | None, deadline_s: float, began: float
     ) -> PromptTokens:
-        """Adds an entry that reads the text of the request."""
-        speech = request.speech
-        if speech is None or voice is None:
+        """Adds the stage that reads the text of the request."""
+        speech, name = request.speech, self._config.reader
+        if speech is None or voice is None or name is None:
             raise InvalidRequestError("this model only reads text aloud", param="messages")
-        pieces = speech.pieces or in_one_piece(speech.text or "")
-        text = self._family.speech_text(speech, voice)
-        is_whole = speech.pieces is None
-        source = TextSource(text, pieces, is_whole=is_whole, on_later_text=run.add_prompt_text)
-        if not is_whole:
+        source = TextSource(
+            self._family.speech_text(speech, voice),
+            speech.pieces or in_one_piece(speech.text or ""),
+            is_whole=speech.pieces is None,
+            on_later_text=run.add_prompt_text,
+        )
+        if speech.pieces is not None:
             run.on_close.append(lambda: self._close_text(source))
+        reader = self._add_reader(run, request, name, voice, source)
         async with _before_deadline(began, deadline_s):
-            prompt = await source.prompt()
-        handle = run.choose(self._ar[self._entry])
-        feeder = SpeechTextFeeder(handle.outbox.drop, prompt, source.stop)
-        ids = prompt.token_ids
-        speaker = self._add_speaker(run, request, self._entry, voice, ids, len(ids), feeder, handle)
-        assert isinstance(speaker.output, AudioTask)
-        asked = request.sampling.get(self._entry)
-        has_limit = asked is not None and asked.max_tokens is not None
-        source.begin(feeder, None if has_limit else speaker.output.limit)
-        run.add(source)
-        num_tokens = len(ids) + feeder.num_generated_rows
+            num_tokens = await reader.prepare()
+        if not num_tokens:
+            raise InvalidRequestError("there is no text to read", param="messages")
         return PromptTokens(num_tokens, num_tokens, 0, 0, 0)
+
+    def _add_written(
+        self, run: RequestRun, request: OmniRequest, name: str, voice: str, prompt: Prompt
+    ) -> WrittenText:
+        """Adds the stage that reads what the entry writes."""
+        assert request.speech is not None
+        assert self._spoken_text_filter is not None
+        written = WrittenText(self._spoken_text_filter(prompt.text))
+        source = TextSource(
+            self._family.speech_text(replace(request.speech, text_first=False), voice),
+            written.pieces(),
+            is_whole=False,
+            on_later_text=lambda num_tokens: None,
+        )
+        self._add_reader(run, request, name, voice, source)
+        return written
+
+    def _add_reader(
+        self, run: RequestRun, request: OmniRequest, name: str, voice: str, source: TextSource
+    ) -> SpeechReader:
+        audio = self._add_audio(run, request, name, voice)
+        assert audio is not None
+        asked = request.sampling.get(name)
+        has_limit = asked is not None and asked.max_tokens is not None
+        params = partial(self._speaker_params, request, name)
+        return run.add(SpeechReader(run, self._ar[name], source, audio, params, has_limit=has_limit))
 
     def _close_text(self, source: TextSource) -> None:
         closing = asyncio.create_task(source.aclose())
@@ -341,12 +387,18 @@ class Orchestrator:
         prompt: tuple[int, ...],
         num_replaced: int,
         feeder: RowFeeder,
-        handle: ArHandle | None = None,
     ) -> ArTask:
-        """Adds a stage that `feeder` feeds. `prompt` and `num_replaced` as in `EmbeddingsPrompt`; `handle` as in
-        `ArTask`."""
-        stage, config = self._ar[name], self._config.stages[name]
-        max_model_len = stage.any_engine.max_model_len
+        """Adds a stage that `feeder` feeds. `prompt` and `num_replaced` as in `EmbeddingsPrompt`."""
+        params = self._speaker_params(request, name, len(prompt), num_replaced)
+        audio = self._add_audio(run, request, name, voice)
+        assert audio is not None
+        return run.add(ArTask(run, self._ar[name], prompt, params, audio, source=feeder))
+
+    def _speaker_params(
+        self, request: OmniRequest, name: str, prompt_length: int, num_replaced: int | None = None
+    ) -> StageSampling:
+        """`num_replaced` as in `EmbeddingsPrompt`; None: the rows of the prompt replace all of it."""
+        config = self._config.stages[name]
         assert isinstance(config, ArStage)
         asked = request.sampling.get(name)
         sampling = merged(config.default_sampling, asked)
@@ -355,18 +407,11 @@ class Orchestrator:
             sampling,
             end_ids=self._family.stop_ids[config.model_stage],
             is_text=False,
-            rows=RowsInput(num_replaced=num_replaced),
+            rows=RowsInput(num_replaced=prompt_length if num_replaced is None else num_replaced),
         )
-        _limit_tokens(
-            params,
-            max_model_len,
-            len(prompt),
-            asked=asked,
-            fields=self._param_names(name),
-        )
-        audio = self._add_audio(run, request, name, voice)
-        assert audio is not None
-        return run.add(ArTask(run, stage, prompt, params, audio, source=feeder, handle=handle))
+        max_model_len = self._ar[name].any_engine.max_model_len
+        _limit_tokens(params, max_model_len, prompt_length, asked=asked, fields=self._param_names(name))
+        return params
 
     def _add_audio(
         self, run: RequestRun, request: OmniRequest, stage: str, voice: str | None
@@ -404,15 +449,15 @@ class Orchestrator:
         if self._voices is not None:
             await self._voices.close()
 
-    def _check_up(self, outputs: frozenset[Output]) -> None:
+    def _check_up(self, names: Collection[str]) -> None:
         if self._is_closed:
             raise OverloadedError("the server is shutting down", code="server_shutting_down")
-        down = self.stage_down(outputs)
+        down = self.stage_down(names)
         if down is not None:
             raise down
 
-    def _check_open(self, request: OmniRequest, outputs: frozenset[Output]) -> None:
-        self._check_up(outputs)
+    def _check_open(self, request: OmniRequest, stages: Collection[str]) -> None:
+        self._check_up(stages)
         if request.request_id in self._running:
             raise InvalidRequestError(f"a request with id '{request.request_id}' is running already")
 

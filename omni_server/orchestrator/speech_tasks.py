@@ -21,6 +21,7 @@ from omni_server.orchestrator.row_feeder import RowFeeder
 from omni_server.orchestrator.speech_decoding import SpeechDecoding
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.spoken_text import SpokenText
+from omni_server.orchestrator.text_source import WrittenText
 from omni_server.orchestrator.tool_parser import Piece, ToolParser
 from omni_server.types import (
     SAMPLE_RATE_HZ,
@@ -221,10 +222,11 @@ class TextOutput:
         spoken_text: SpokenText | None = None,
         tool_parser: ToolParser | None = None,
         speaker: ArTask | None = None,
+        written: WrittenText | None = None,
     ) -> None:
         """`speaker` is the stage that receives the embeddings of the text. `spoken_text` is set if a stop string
         may cut text that would otherwise be spoken, or if text may turn out to be a tool call. `tool_parser`
-        is set if the model may call tools."""
+        is set if the model may call tools, `written` if another stage reads the text."""
         self._request = request
         self._stage = stage
         self._prompt = prompt
@@ -232,6 +234,7 @@ class TextOutput:
         self._tool_parser = tool_parser
         self._speaker = speaker
         self._feeder = None if speaker is None else speaker.source
+        self._written = written
         self._logprobs = ReleasedLogprobs()
         self._num_spoken_chars = 0
 
@@ -259,6 +262,8 @@ class TextOutput:
         for piece in pieces:
             if isinstance(piece, ToolCallDelta):
                 self._request.emit(piece)
+        if self._written is not None:
+            self._written.push(self._spoken(text))
         if self._feeder is not None:
             # The token that ends a text is no part of it.
             self._feeder.speak(output.token_ids[:-1] if is_ended else output.token_ids)
@@ -289,6 +294,8 @@ class TextOutput:
         """Ends the text. Its last `num_without_row` tokens are not spoken: the text-end row replaces them."""
         has_calls = self._tool_parser is not None and self._tool_parser.num_calls > 0
         self._request.finish_reason = "tool_calls" if has_calls and reason == "stop" else reason
+        if self._written is not None:
+            self._written.finish()
         if self._speaker is None or self._feeder is None:
             return
         num_spoken = self._request.num_text_tokens - num_without_row

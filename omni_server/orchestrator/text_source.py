@@ -1,4 +1,4 @@
-"""The text of a request whose entry reads it: given, or still being written."""
+"""The text that a stage of a request reads: given, or still being written."""
 
 import asyncio
 import logging
@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol, runtime_checkable
 
 from omni_server.engine.prompt_rendering import INLINE_CHARS
-from omni_server.errors import InvalidRequestError, OmniError
-from omni_server.family import SpeechPrompt, SpeechText
+from omni_server.errors import OmniError
+from omni_server.family import SpeechPrompt, SpeechText, SpokenTextFilter
 from omni_server.orchestrator.row_feeder import SpeechTextFeeder
 
 logger = logging.getLogger(__name__)
@@ -21,8 +21,7 @@ class _Closable(Protocol):
 
 
 class TextSource:
-    """Reads `pieces` as far as the prompt needs, and feeds the rest while the entry runs. Implements
-    `omni_server.orchestrator.request_run.GraphTask`."""
+    """Reads `pieces` as far as the prompt needs, and feeds the rest while the stage runs."""
 
     def __init__(
         self,
@@ -43,15 +42,13 @@ class TextSource:
         self._on_end: Callable[[int], object] | None
         self._task: asyncio.Task[None] | None = None
 
-    async def prompt(self) -> SpeechPrompt:
-        """Raises `InvalidRequestError` if the text has no tokens."""
+    async def prompt(self) -> SpeechPrompt | None:
+        """Returns None if all of the text has no tokens."""
         while not self._is_complete:
             await self._read()
             if not self._is_whole and (prompt := self._text.prompt()) is not None:
                 return prompt
-        if (prompt := self._text.prompt()) is None:
-            raise InvalidRequestError("there is no text to read", param="messages")
-        return prompt
+        return self._text.prompt()
 
     def begin(self, feeder: SpeechTextFeeder, on_end: Callable[[int], object] | None) -> None:
         """Feeds what has been read behind the prompt. `on_end` is told the most tokens of the speech of all
@@ -106,3 +103,26 @@ class TextSource:
 
 async def in_one_piece(text: str) -> AsyncIterator[str]:
     yield text
+
+
+class WrittenText:
+    """What may be spoken of a text while it is written: the pieces of a `TextSource`."""
+
+    def __init__(self, spoken: SpokenTextFilter) -> None:
+        self._filter = spoken
+        self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
+
+    def push(self, text: str) -> None:
+        self._put(self._filter.push(text))
+
+    def finish(self) -> None:
+        self._put(self._filter.finish())
+        self._pieces.put_nowait(None)
+
+    def _put(self, text: str) -> None:
+        if text:
+            self._pieces.put_nowait(text)
+
+    async def pieces(self) -> AsyncIterator[str]:
+        while (piece := await self._pieces.get()) is not None:
+            yield piece

@@ -183,7 +183,7 @@ def _precision(config: StageConfig, model: FamilyModel) -> Precision:
 def _prompts(model: FamilyModel, config: StageConfig) -> tuple[Prompt, ...]:
     return all_prompts(
         model.task_messages,
-        with_chats=not config.reads_text,
+        with_chats=config.entry != config.reader,
         with_media=bool(model.input_modalities),
         with_tracks=model.hears_videos,
     )

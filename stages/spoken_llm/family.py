@@ -79,7 +79,6 @@ class SpokenLLMModel(Qwen3TTSModel):
     def __init__(self, model_dir: Path) -> None:
         """Raises `ConfigError` if the language model has no chat template or no end token."""
         super().__init__(model_dir / SPEECH_FOLDER)
-        self.warm_up_speech = replace(self.warm_up_speech, text=None)  # of the thinker's text
         folder = model_dir / LLM_FOLDER
         config = read_json_object(folder / "config.json")
         self._dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")

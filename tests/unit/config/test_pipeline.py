@@ -12,6 +12,7 @@ from omni_server.config.pipeline import (
     Embeddings,
     Pipeline,
     StageSpec,
+    Text,
     TokenFrames,
     find_family,
 )
@@ -19,12 +20,17 @@ from omni_server.errors import ConfigError
 from omni_server.family import families_of_this_process, load_family, servable_architectures
 
 TEXT, AR = StageSpec("ar", output="text"), StageSpec("ar")
+READER = StageSpec("ar", reads_text=True)
 AUDIO = StageSpec("diffusion", output="audio")
 IMAGE = StageSpec("diffusion", output="image")
 
 
 def rows(source: str, target: str) -> EdgeSpec:
     return EdgeSpec(source, target, Embeddings(), "package:Rows")
+
+
+def text(source: str, target: str) -> EdgeSpec:
+    return EdgeSpec(source, target, Text(), "package:Filter")
 
 
 def frames(source: str, target: str) -> EdgeSpec:
@@ -38,6 +44,8 @@ def frames(source: str, target: str) -> EdgeSpec:
         ({"a": AR, "b": AUDIO}, (frames("a", "b"),)),
         ({"a": IMAGE}, ()),
         ({"a": TEXT, "b": AR, "c": AUDIO}, (rows("a", "b"), frames("b", "c"))),
+        ({"a": TEXT, "b": READER, "c": AUDIO}, (text("a", "b"), frames("b", "c"))),
+        ({"a": READER, "b": AUDIO}, (frames("a", "b"),)),
     ],
 )
 def test_what_the_server_can_run_is_accepted(
@@ -75,12 +83,22 @@ def test_what_the_server_can_run_is_accepted(
         (
             {"a": TEXT, "b": AUDIO},
             (frames("a", "b"),),
-            "stage 'a': a stage whose output is text sends embeddings",
+            "stage 'a': a stage whose output is text sends text or embeddings",
         ),
         (
             {"a": TEXT, "b": AR, "c": AUDIO, "d": IMAGE},
             (rows("a", "b"), frames("a", "d"), frames("b", "c")),
-            "stage 'a': a stage whose output is text sends embeddings and nothing else",
+            "stage 'a': a stage whose output is text sends text or embeddings",
+        ),
+        (
+            {"a": TEXT, "b": AR, "c": AUDIO},
+            (text("a", "b"), frames("b", "c")),
+            "stage 'b': stages behind others read text if that is sent to them",
+        ),
+        (
+            {"a": TEXT, "b": READER, "c": AUDIO},
+            (rows("a", "b"), frames("b", "c")),
+            "stage 'b': stages behind others read text if that is sent to them",
         ),
         ({"a": AUDIO}, (), "stage 'a': audio is not made of the prompt"),
         ({"a": AR, "b": IMAGE}, (frames("a", "b"),), "stage 'b': image is not made of frames"),

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from stages.text_model import TextModel
 
 from omni_server.errors import ConfigError
 from omni_server.types import ChatMessage, TextPart
-from stages.text_model import TextModel
 from tests.toy_families.toy import END, make_checkpoint
 
 CHAT_TEMPLATE = (
