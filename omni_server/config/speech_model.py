@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from omni_server.config.checkpoint_files import read_json_object
 from omni_server.errors import ConfigError
 
 SPOKEN_LLM = "SpokenLLM"
@@ -19,9 +20,15 @@ def joined_folder(llm: Path, speech: Path, *, llm_name: str, speech_name: str) -
 
     Raises `ConfigError` if it cannot be made.
     """
-    config = json.dumps(
-        {"architectures": [SPOKEN_LLM], LLM_FOLDER: llm_name, SPEECH_FOLDER: speech_name}, indent=2
-    )
+    document: dict[str, object] = {
+        "architectures": [SPOKEN_LLM],
+        LLM_FOLDER: llm_name,
+        SPEECH_FOLDER: speech_name,
+    }
+    quantization = read_json_object(llm / "config.json").get("quantization_config")
+    if quantization is not None:  # read by whoever looks at the weights
+        document["quantization_config"] = quantization
+    config = json.dumps(document, indent=2)
     links = {LLM_FOLDER: llm.resolve(), SPEECH_FOLDER: speech.resolve()}
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "omni-server"
     folder = cache / hashlib.sha256(f"{config} {links}".encode()).hexdigest()[:16]

@@ -20,6 +20,8 @@ from omni_server.family import KvLayout, StageFootprint
 from stages.checkpoint_footprint import dtype_name, quantizable
 from stages.qwen3_tts import footprint as qwen3_tts
 
+_FP8 = {"quantization": "fp8_per_tensor"}
+
 
 def stage_footprints(model_dir: Path, config: StageConfig) -> dict[str, StageFootprint]:
     """See `ModelFamily.footprints`."""
@@ -55,7 +57,9 @@ def _language_model(folder: Path) -> StageFootprint:
         stored = _stored_weights(folder)
         shapes = {name: tensor.shape for name, tensor in stored.items()} or _described_weights(config)
     is_quantized = getattr(config, "quantization_config", None) is not None
-    matrices = frozenset(f"{LLM_FOLDER}/{name}" for name, shape in shapes.items() if len(shape) == 2)
+    matrices = frozenset(
+        f"{LLM_FOLDER}/{name}" for name, shape in shapes.items() if ".layers." in name and len(shape) > 1
+    )
     return StageFootprint(
         tensors=shapes,
         dtype=dtype_name(text if config.dtype is None else config),
@@ -63,7 +67,7 @@ def _language_model(folder: Path) -> StageFootprint:
         kv=KvLayout(text.num_hidden_layers, num_kv_heads, head_dim),
         # As of the omni models' thinkers.
         values_per_token=3 * num_experts * inner + (2 + 2 * num_experts) * text.hidden_size,
-        quantizable=quantizable(config, matrices, {}) if is_quantized else None,
+        quantizable=quantizable(config, matrices, _FP8),
         # Quantized weights have shapes of their own.
         weight_bytes=sum(tensor.num_bytes for tensor in stored.values()) if is_quantized and stored else None,
     )

@@ -43,7 +43,7 @@ ON_GPUS = {
     "qwen3_omni.4gpu": ("30b", [FOUND_80] * 4),
     "qwen3_omni.8gpu": ("30b", [FOUND_80] * 8),
     "qwen3_tts": ("tts 1b7", [11.6]),
-    "spoken_llm": ("llm 4b", [23.6]),
+    "spoken_llm": ("llm 8b", [44.4]),
     "spoken_llm.2gpu": ("llm 8b", [23.6, 23.6]),
     "diffusers": ("qwen-image", [FOUND_80]),
 }
