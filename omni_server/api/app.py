@@ -48,6 +48,7 @@ def create_app(state: ServerState, config: ApiConfig, lifespan: Lifespan[FastAPI
         config.max_unsent_bytes, config.max_total_unsent_bytes, state.metrics.answers_dropped.inc
     )
     state.max_audio_ahead_s = config.max_audio_ahead_s
+    state.voices = VoiceStore(config.voices_folder)
     admission = Admission(
         state.metrics, max_queue=config.max_queue, max_per_caller=config.max_concurrency_per_key
     )
@@ -70,12 +71,11 @@ def create_app(state: ServerState, config: ApiConfig, lifespan: Lifespan[FastAPI
     app.include_router(responses_router(ResponsesService(state, config, chats, store)))
     app.include_router(completions_router(state, config, admission))
     app.include_router(tokenization_router(state, media))
-    voices = VoiceStore(config.voices_folder)
-    app.include_router(speech_router(state, config, media, voices))
-    app.include_router(voices_router(state, config, media, voices))
+    app.include_router(speech_router(state, config, media))
+    app.include_router(voices_router(state, config, media))
     app.include_router(transcriptions_router(state, config, media))
     app.include_router(images_router(state, config, admission, media))
-    app.include_router(models_router(state, config, voices))
+    app.include_router(models_router(state, config))
     app.include_router(health_router(state, admission))
     app.include_router(metrics_router(state, admission))
     app.include_router(page_router())

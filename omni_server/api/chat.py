@@ -135,7 +135,11 @@ class ChatService:
         check_model(request.model, model)
         image = image_output(request, model, self._config)
         choices, audio_format = await parse_chat_request(
-            request, request_id, model, lambda hears_videos: self._load(request, model, held, hears_videos)
+            request,
+            request_id,
+            model,
+            self._state.voices,
+            lambda hears_videos: self._load(request, model, held, hears_videos),
         )
         if image is not None:
             choices = with_images(choices, image, model, self._config)

@@ -11,7 +11,6 @@ from omni_server.api.images.sizes import offered_sizes
 from omni_server.api.openapi import error_responses
 from omni_server.api.parse import check_model
 from omni_server.api.state import ServerState
-from omni_server.api.voice_store import VoiceStore
 from omni_server.types import ModelInfo
 
 
@@ -81,7 +80,7 @@ class AudioModelList(BaseModel):
     models: list[AudioModel]
 
 
-def models_router(state: ServerState, config: ApiConfig, voices: VoiceStore) -> APIRouter:
+def models_router(state: ServerState, config: ApiConfig) -> APIRouter:
     router = APIRouter()
 
     @router.get(
@@ -92,7 +91,7 @@ def models_router(state: ServerState, config: ApiConfig, voices: VoiceStore) -> 
     )
     async def list_models() -> ModelList:
         info = state.require_generator().model_info
-        return ModelList(data=[_card(name, info, config, voices) for name in (info.name, *info.aliases)])
+        return ModelList(data=[_card(name, info, config, state) for name in (info.name, *info.aliases)])
 
     # Hub ids contain a slash, which clients send as %2F and the server decodes.
     @router.get(
@@ -104,7 +103,7 @@ def models_router(state: ServerState, config: ApiConfig, voices: VoiceStore) -> 
     async def retrieve_model(model_id: str) -> Model:
         info = state.require_generator().model_info
         check_model(model_id, info)
-        return _card(model_id, info, config, voices)
+        return _card(model_id, info, config, state)
 
     @router.get(
         "/v1/audio/models",
@@ -137,7 +136,7 @@ def _images(info: ModelInfo, max_output_pixels: int) -> Images | None:
     )
 
 
-def _card(name: str, info: ModelInfo, config: ApiConfig, voices: VoiceStore) -> Model:
+def _card(name: str, info: ModelInfo, config: ApiConfig, state: ServerState) -> Model:
     edited = ("image",) if info.image_features.max_input_images else ()
     return Model(
         id=name,
@@ -148,7 +147,7 @@ def _card(name: str, info: ModelInfo, config: ApiConfig, voices: VoiceStore) -> 
             "input": list(dict.fromkeys(("text", *info.input_modalities, *edited))),
             "output": [output for output in ("text", "audio", "image") if output in info.outputs],
         },
-        voices=voices.names() if info.clones_voices else list(info.voices),
+        voices=state.voices.names() if info.clones_voices else list(info.voices),
         clones_voices=info.clones_voices,
         max_speech_characters=config.max_speech_characters if info.voices else None,
         images=_images(info, config.max_output_pixels),

@@ -16,7 +16,8 @@ from omni_server.api.schemas import (
     TextFields,
 )
 from omni_server.api.validation import missing_parameter, unsupported, unsupported_choice
-from omni_server.api.voices import resolve_voice
+from omni_server.api.voice_store import VoiceStore
+from omni_server.api.voices import speech_output
 from omni_server.audio.formats import AUDIO_FORMATS, AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError, ModelNotFoundError
 from omni_server.types import ChatMessage, ModelInfo, OmniRequest, SpeechOutput
@@ -34,6 +35,7 @@ async def parse_chat_request(
     body: ChatCompletionRequest,
     request_id: str,
     model: ModelInfo,
+    voices: VoiceStore,
     load: LoadMessages,
 ) -> tuple[tuple[OmniRequest, ...], AudioFormat | None]:
     """Returns one request per choice, and the speech format or None without speech.
@@ -43,7 +45,7 @@ async def parse_chat_request(
     check_text_fields(body)
     if model.text_stage is None and not model.only_generates_images:
         raise unsupported(f"The model '{model.name}' does not answer chats.", "model")
-    output = _speech_output(body, model)
+    output = _speech_output(body, model, voices)
     num_choices = body.n if body.n is not None else 1
     if num_choices > 1 and output is not None:
         raise unsupported("Only n=1 is supported with audio.", "n")
@@ -131,7 +133,9 @@ def check_transcribes(model: ModelInfo) -> None:
         raise unsupported("This model does not take audio input.", "model")
 
 
-def _speech_output(body: ChatCompletionRequest, model: ModelInfo) -> tuple[SpeechOutput, AudioFormat] | None:
+def _speech_output(
+    body: ChatCompletionRequest, model: ModelInfo, voices: VoiceStore
+) -> tuple[SpeechOutput, AudioFormat] | None:
     if body.modalities is None:
         return None
     for modality in body.modalities:
@@ -156,7 +160,7 @@ def _speech_output(body: ChatCompletionRequest, model: ModelInfo) -> tuple[Speec
         raise unsupported_choice("audio.format", body.audio.format, AUDIO_FORMATS)
     # Random generators often refuse negative seeds, which OpenAI's int64 allows.
     seed = body.seed % 2**63 if body.seed is not None else None
-    return SpeechOutput(voice=resolve_voice(body.audio.voice, model), seed=seed), audio_format
+    return replace(speech_output(body.audio.voice, model, voices), seed=seed), audio_format
 
 
 def _hears_videos(body: ChatCompletionRequest, model: ModelInfo) -> bool:

@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -36,7 +36,7 @@ from omni_server.api.streaming import (
 from omni_server.api.usage import total_usage
 from omni_server.api.validation import Seed, read_json, unsupported, unsupported_choice, validate
 from omni_server.api.voice_store import VoiceStore
-from omni_server.api.voices import resolve_voice
+from omni_server.api.voices import resolve_voice, sent_voice
 from omni_server.audio.base64_stream import Base64Stream
 from omni_server.audio.encode import StreamEncoder
 from omni_server.audio.filters import TempoFilter
@@ -151,9 +151,7 @@ _CUTS = (
 _ZERO_WIDTH_JOINER = "\u200d"
 
 
-async def _answer(
-    state: ServerState, config: ApiConfig, media: MediaLoader, voices: VoiceStore, given: object
-) -> Response:
+async def _answer(state: ServerState, config: ApiConfig, media: MediaLoader, given: object) -> Response:
     """Sends no status before the first audio, or the whole file, is ready, so that earlier failures get their
     own status.
 
@@ -164,12 +162,7 @@ async def _answer(
     body = validate(SpeechRequest, given)
     check_model(body.model, generator.model_info)
     requests, audio_format = parse_speech(body, name, generator, config.max_speech_characters)
-    if (clone := await _clone(body, generator, media, voices)) is not None:
-        requests = [
-            replace(request, speech=replace(request.speech, clone=clone))
-            for request in requests
-            if request.speech is not None
-        ]
+    requests = in_voice(requests, await _clone(body, generator, media, state.voices))
     speed = 1.0 if body.speed is None else body.speed
     stream = AnswerStream(generator, state, name, one_by_one=requests, input_param="input")
     pace = state.audio_pace(speed)
@@ -254,6 +247,15 @@ async def _pieces(
             yield data
 
 
+def in_voice(requests: Sequence[OmniRequest], clone: ClonedVoice | None) -> list[OmniRequest]:
+    """Returns requests for speech in the cloned voice; None leaves them as they are."""
+    return [
+        request if clone is None else replace(request, speech=replace(request.speech, clone=clone))
+        for request in requests
+        if request.speech is not None
+    ]
+
+
 async def _clone(
     body: SpeechRequest, generator: Generator, media: MediaLoader, voices: VoiceStore
 ) -> ClonedVoice | None:
@@ -270,13 +272,7 @@ async def _clone(
         return None
     is_vector_only = body.x_vector_only_mode is True
     if given is None:
-        stored = None if body.voice is None else voices.find(body.voice)
-        if stored is None:
-            raise InvalidRequestError(
-                "This model speaks with voices that it clones: send a recording to /v1/audio/voices and name "
-                "it as 'voice', or send 'ref_audio'.",
-                param="voice",
-            )
+        stored = sent_voice(body.voice, voices, "voice")
         if body.x_vector_only_mode is False and not stored.clone.text:
             raise InvalidRequestError(
                 "'x_vector_only_mode: false' needs a voice that was sent with 'ref_text'.",
@@ -429,7 +425,7 @@ _EXAMPLES: dict[str, dict[str, object]] = {
 }
 
 
-def speech_router(state: ServerState, config: ApiConfig, media: MediaLoader, voices: VoiceStore) -> APIRouter:
+def speech_router(state: ServerState, config: ApiConfig, media: MediaLoader) -> APIRouter:
     router = APIRouter(tags=["audio"])
 
     @router.post(
@@ -458,6 +454,6 @@ def speech_router(state: ServerState, config: ApiConfig, media: MediaLoader, voi
     async def create_speech(request: Request) -> Response:
         state.require_generator()
         body = await read_json(request)
-        return await until_disconnect(_answer(state, config, media, voices, body), request.receive)
+        return await until_disconnect(_answer(state, config, media, body), request.receive)
 
     return router

@@ -10,6 +10,7 @@ from omni_server.api.audio_pace import AudioPace
 from omni_server.api.config import ApiConfig
 from omni_server.api.server_metrics import ServerMetrics
 from omni_server.api.unsent import UnsentBudget
+from omni_server.api.voice_store import VoiceStore
 from omni_server.errors import OmniError, OverloadedError
 from omni_server.generation import Generator
 
@@ -28,6 +29,7 @@ class ServerState:
         self.metrics = ServerMetrics(__version__)
         self.unsent = UnsentBudget(ApiConfig.max_unsent_bytes, ApiConfig.max_total_unsent_bytes)
         """Budget of all running answers."""
+        self.voices = VoiceStore(None)
         self.max_audio_ahead_s = ApiConfig.max_audio_ahead_s
         self.draining = asyncio.Event()
         """Set once the server has been asked to stop."""

@@ -54,6 +54,7 @@ async def _tokenize(state: ServerState, media: MediaLoader, body: object) -> Tok
             chat,
             "",
             model,
+            state.voices,
             lambda hears: load_messages(chat.messages, model, media, None, hears_videos=hears),
         )
     tokenized = await _tokenized(state, request, "messages" if is_chat else "prompt")

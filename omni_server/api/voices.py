@@ -1,7 +1,8 @@
 """Maps voice names to the model's voices."""
 
+from omni_server.api.voice_store import StoredVoice, VoiceStore
 from omni_server.errors import InvalidRequestError
-from omni_server.types import ModelInfo
+from omni_server.types import ModelInfo, SpeechOutput
 
 OPENAI_VOICES = (
     "alloy", "ash", "coral", "echo", "nova", "onyx", "shimmer",
@@ -9,6 +10,27 @@ OPENAI_VOICES = (
 )  # fmt: skip
 """OpenAI's voices. Clients written for OpenAI send these names, and some refuse to send others. The order
 determines which of the model's voices each one maps to."""
+
+
+def speech_output(
+    name: str | None, model: ModelInfo, voices: VoiceStore, param: str = "audio.voice"
+) -> SpeechOutput:
+    """Returns speech with the voice `name`: the model's (see `resolve_voice`), or one that was sent earlier.
+    Raises `InvalidRequestError` for `param`."""
+    if model.clones_voices:
+        return SpeechOutput(clone=sent_voice(name, voices, param).clone)
+    return SpeechOutput(voice=None if name is None else resolve_voice(name, model, param))
+
+
+def sent_voice(name: str | None, voices: VoiceStore, param: str) -> StoredVoice:
+    """Raises `InvalidRequestError` for `param` if there is no such voice."""
+    if name is None or (voice := voices.find(name)) is None:
+        raise InvalidRequestError(
+            "This model speaks with voices that it clones: send a recording to /v1/audio/voices and name it as "
+            "the voice, or send 'ref_audio' to /v1/audio/speech.",
+            param=param,
+        )
+    return voice
 
 
 def resolve_voice(name: str, model: ModelInfo, param: str = "audio.voice") -> str:

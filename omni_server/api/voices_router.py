@@ -14,7 +14,7 @@ from omni_server.api.request_record import ANONYMOUS, current_request
 from omni_server.api.state import ServerState
 from omni_server.api.streaming import until_disconnect
 from omni_server.api.validation import unsupported
-from omni_server.api.voice_store import StoredVoice, VoiceStore
+from omni_server.api.voice_store import StoredVoice
 from omni_server.api.voices import voice_aliases
 from omni_server.errors import InvalidRequestError, VoiceNotFoundError
 
@@ -63,8 +63,8 @@ class DeletedVoice(BaseModel):
     deleted: Literal[True] = True
 
 
-def voices_router(state: ServerState, config: ApiConfig, media: MediaLoader, voices: VoiceStore) -> APIRouter:
-    router = APIRouter(tags=["audio"])
+def voices_router(state: ServerState, config: ApiConfig, media: MediaLoader) -> APIRouter:
+    router, voices = APIRouter(tags=["audio"]), state.voices
     limits = FormLimits(config.max_upload_bytes, file_param=_FILE)
 
     async def create(form: Form) -> CreatedVoice:

@@ -17,7 +17,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.media_loader import MediaLoader
 from omni_server.api.speech import speech_router
 from omni_server.api.state import ServerState
-from omni_server.api.voice_store import StoredVoice, VoiceStore
+from omni_server.api.voice_store import StoredVoice
 from omni_server.api.voices_router import voices_router
 from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.errors import InvalidRequestError, OmniError
@@ -116,12 +116,11 @@ def test_a_file_of_any_rate_is_heard_as_the_reference_resamples_it(live: LiveOmn
     name = f"rate {rate_hz}"
 
     async def kept() -> StoredVoice | None:
-        voices = VoiceStore(None)
         app = FastAPI()
         state, config = ServerState(live.omni), ApiConfig()
         media = MediaLoader(config)
-        app.include_router(voices_router(state, config, media, voices))
-        app.include_router(speech_router(state, config, media, voices))
+        app.include_router(voices_router(state, config, media))
+        app.include_router(speech_router(state, config, media))
         async with http_client(app) as client:
             fields = {"name": name, "consent": "It is no person.", "ref_text": "Hello there."}
             files = {"audio_sample": ("voice.wav", file.getvalue())}
@@ -130,7 +129,7 @@ def test_a_file_of_any_rate_is_heard_as_the_reference_resamples_it(live: LiveOmn
             response = await client.post("/v1/audio/speech", json=body)
             assert response.status_code == 200
             assert np.frombuffer(response.content, "<i2").any()
-        return voices.find(name)
+        return state.voices.find(name)
 
     stored = live.run(kept())
     assert stored is not None

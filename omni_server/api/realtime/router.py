@@ -61,7 +61,7 @@ def realtime_router(
         try:
             model = state.require_generator().model_info
             check_model(websocket.query_params.get("model", model.name), model)
-            if model.text_stage is None and (model.clones_voices or not model.voices):
+            if model.text_stage is None and not model.voices:
                 raise InvalidRequestError(
                     f"The model '{model.name}' holds no conversations.",
                     param="model",

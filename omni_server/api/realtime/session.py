@@ -18,10 +18,10 @@ from omni_server.api.realtime.items import HeardAudio, Item, UserItem
 from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.response import ResponsePlan, ResponseRun
 from omni_server.api.realtime.server_events import new_id, shown, wire_error
-from omni_server.api.realtime.session_config import SessionConfig, first_config, updated
+from omni_server.api.realtime.session_config import SessionConfig, first_config, speech_of, updated
 from omni_server.api.realtime.transcriber import report_failure, transcribe
 from omni_server.api.schemas import StageSampling
-from omni_server.api.speech import SpeechRequest, parse_speech
+from omni_server.api.speech import SpeechRequest, in_voice, parse_speech
 from omni_server.api.state import ServerState
 from omni_server.api.validation import missing_parameter
 from omni_server.errors import InvalidRequestError, OmniError, OverloadedError
@@ -146,7 +146,7 @@ class Session:
     def _update(self, event: client.SessionUpdate) -> None:
         if event.session.get("type") is None:
             raise missing_parameter("session.type")
-        self._config = updated(self._config, event.session, self._model)
+        self._config = updated(self._config, event.session, self._model, self._state.voices)
         self._apply_config(wire.SessionUpdatedEvent)
 
     def _apply_config(self, kind: type[wire.SessionCreatedEvent | wire.SessionUpdatedEvent]) -> None:
@@ -272,7 +272,7 @@ class Session:
     def _start(self, params: client.ResponseParams, items: Sequence[Item]) -> None:
         config = self._config
         if params.overrides:
-            config = updated(config, params.overrides, self._model, param="response")
+            config = updated(config, params.overrides, self._model, self._state.voices, param="response")
         name = new_id("resp")
         text, passages = self._to_read(name, items, config)
         plan = ResponsePlan(
@@ -314,7 +314,7 @@ class Session:
             if error.param in ("input", "instructions"):
                 error.param = f"response.{error.param}"
             raise
-        return text, requests
+        return text, in_voice(requests, speech_of(config, self._model, self._state.voices).clone)
 
     def _ended(self, run: ResponseRun) -> None:
         self._runs.discard(run)

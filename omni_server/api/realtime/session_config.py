@@ -8,9 +8,10 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue
 from omni_server.api.constraints import check_grammar_size, function_tool
 from omni_server.api.schemas import Voice
 from omni_server.api.validation import ExactModel, validate
-from omni_server.api.voices import resolve_voice
+from omni_server.api.voice_store import VoiceStore
+from omni_server.api.voices import speech_output
 from omni_server.errors import InvalidRequestError
-from omni_server.types import ModelInfo, ToolUse
+from omni_server.types import ModelInfo, SpeechOutput, ToolUse
 
 JsonObject = Mapping[str, JsonValue]
 
@@ -178,7 +179,7 @@ def first_config(model: ModelInfo) -> SessionConfig:
     return SessionConfig(
         model=model.name,
         output_modalities=["audio"] if model.voices else ["text"],
-        audio=AudioConfig(output=OutputConfig(voice=model.default_voice)),
+        audio=AudioConfig(output=OutputConfig(voice=None if model.clones_voices else model.default_voice)),
     )
 
 
@@ -207,6 +208,7 @@ def updated(
     config: SessionConfig,
     changes: JsonObject,
     model: ModelInfo,
+    voices: VoiceStore,
     *,
     param: Literal["session", "response"] = "session",
 ) -> SessionConfig:
@@ -230,9 +232,15 @@ def updated(
         )
     tool_use(new, param)
     if new.audio.output.voice is not None and model.voices:
-        voice = resolve_voice(new.audio.output.voice, model, f"{param}.audio.output.voice")
-        new.audio.output.voice = voice
+        name = new.audio.output.voice
+        speech = speech_output(name, model, voices, f"{param}.audio.output.voice")
+        new.audio.output.voice = speech.voice or name
     return new
+
+
+def speech_of(config: SessionConfig, model: ModelInfo, voices: VoiceStore) -> SpeechOutput:
+    """Raises `InvalidRequestError` if the session has no voice and the model needs one."""
+    return speech_output(config.audio.output.voice, model, voices, "response.audio.output.voice")
 
 
 class _Body(BaseModel):

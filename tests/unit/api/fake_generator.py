@@ -62,6 +62,7 @@ CLONING_MODEL = replace(
     text_stage=None,
     input_modalities=(),
 )
+CLONING_CHAT_MODEL = replace(CLONING_MODEL, outputs=MODEL.outputs | {"voice"}, text_stage=MODEL.text_stage)
 TEXT_ONLY_MODEL = replace(
     MODEL, voices=(), default_voice=None, outputs=frozenset({"text"}), speech_stage=None
 )

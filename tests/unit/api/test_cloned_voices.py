@@ -17,7 +17,7 @@ from omni_server.media.audio import decode_audio
 from omni_server.media.limits import MediaLimits
 from omni_server.types import SAMPLE_RATE_HZ, ClonedVoice
 from tests.unit.api.clients import app_of, data_url, error_of, http_client, media, tone
-from tests.unit.api.fake_generator import CLONING_MODEL, MODEL, FakeGenerator
+from tests.unit.api.fake_generator import CLONING_CHAT_MODEL, CLONING_MODEL, MODEL, FakeGenerator
 
 URL = "/v1/audio/voices"
 WAV = media("speech_hello.wav")
@@ -217,6 +217,24 @@ async def test_the_model_lists_the_voices_that_were_sent(generator: FakeGenerato
         model = (await client.get("/v1/models/omni")).json()
     assert model["clones_voices"] is True
     assert model["voices"] == ["Ada"]
+
+
+async def test_chats_are_answered_in_a_voice_that_was_sent() -> None:
+    generator = FakeGenerator(CLONING_CHAT_MODEL)
+    app = app_of(generator)
+    await send(app)
+
+    async def chat(voice: object) -> httpx2.Response:
+        audio = {"voice": voice, "format": "wav"}
+        messages = [{"role": "user", "content": "Hi."}]
+        body = {"model": "omni", "messages": messages, "modalities": ["text", "audio"], "audio": audio}
+        async with http_client(app) as client:
+            return await client.post("/v1/chat/completions", json=body)
+
+    assert clone_of(generator, await chat({"id": "ada"})) == ClonedVoice(VECTOR)
+    error = error_of(await chat("alloy"))
+    assert error["param"] == "audio.voice"
+    assert "/v1/audio/voices" in error["message"]
 
 
 # -- voices that a request brings

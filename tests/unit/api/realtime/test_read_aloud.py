@@ -7,8 +7,18 @@ import pytest
 
 from omni_server.api.config import ApiConfig
 from omni_server.api.state import ServerState
-from omni_server.types import SamplingConfig
-from tests.unit.api.fake_generator import PIECES, PROMPT, READING_MODEL, SAMPLES, FakeGenerator, finished
+from omni_server.api.voice_store import StoredVoice
+from omni_server.types import ClonedVoice, ModelInfo, SamplingConfig
+from tests.unit.api.fake_generator import (
+    CLONING_CHAT_MODEL,
+    CLONING_MODEL,
+    PIECES,
+    PROMPT,
+    READING_MODEL,
+    SAMPLES,
+    FakeGenerator,
+    finished,
+)
 from tests.unit.api.realtime.answers import ENDLESS, OPENING, SPOKEN_CLOSING
 from tests.unit.api.realtime.realtime_client import RealtimeClient, audio_of, base64_of
 from tests.unit.api.test_speech import LONG
@@ -39,6 +49,31 @@ async def test_a_message_of_the_user_is_read_aloud_and_is_the_transcript() -> No
         assert (speech_of(client).text, speech_of(client).voice) == ("Good morning!", "Ethan")
         assert speech_of(client).instructions == "Whisper."
         assert client.generator.last_request.sampling == {"talker": SamplingConfig(max_tokens=40)}
+
+
+@pytest.mark.parametrize("model", [CLONING_MODEL, CLONING_CHAT_MODEL])
+async def test_a_model_that_clones_speaks_in_a_voice_that_was_sent(model: ModelInfo) -> None:
+    async with RealtimeClient(FakeGenerator(model)) as client:
+        await client.opened()
+        client.state.voices.add(StoredVoice("Ada", 0, "Ada", ClonedVoice(b"1234")))
+        error = await client.refused("session.update", session=session_with("Bob"))
+        assert error["param"] == "session.audio.output.voice"
+        await client.say("Hello.")
+        await client.send("session.update", session=session_with("Ada"))
+        assert (await client.until("session.updated"))["session"]["audio"]["output"]["voice"] == "Ada"
+        assert (await client.answer())["status"] == "completed"
+        assert speech_of(client).clone == ClonedVoice(b"1234")
+
+
+def session_with(voice: str) -> Any:
+    return {"type": "realtime", "audio": {"output": {"voice": voice}}}
+
+
+async def test_a_model_that_clones_needs_a_voice() -> None:
+    async with RealtimeClient(FakeGenerator(CLONING_MODEL)) as client:
+        await client.opened()
+        await client.say("Hello.")
+        assert (await client.refused("response.create"))["param"] == "response.audio.output.voice"
 
 
 async def test_each_response_reads_what_was_written_since_the_last_one() -> None:
