@@ -63,11 +63,13 @@ class _Piece:
 
 
 class SpokenTextFilter:
-    """Implements `omni_server.family.SpokenTextFilter`. `is_reasoning_open`: the prompt opens `<think>`."""
+    """Implements `omni_server.family.SpokenTextFilter`."""
 
-    def __init__(self, *, is_reasoning_open: bool = False) -> None:
+    def __init__(self, prompt: str = "") -> None:
+        """`prompt` may open `<think>`, which the text then closes."""
         self._text, self._position = "\n", 1  # keeps the last character read: patterns look behind
-        self._left_out_until = f"</(?:{_REASONING})>" if is_reasoning_open else ""
+        is_reasoning = re.search(rf"<(?:{_REASONING})>\s*\Z", prompt) is not None
+        self._left_out_until = f"</(?:{_REASONING})>" if is_reasoning else ""
         self._num_newlines = 2  # since the last word
         self._pieces: deque[_Piece] = deque()
 

@@ -111,8 +111,8 @@ MARKUP = [
 ]  # fmt: skip
 
 
-def spoken_parts(pieces: list[str], *, is_reasoning_open: bool = False) -> list[str]:
-    spoken = SpokenTextFilter(is_reasoning_open=is_reasoning_open)
+def spoken_parts(pieces: list[str], prompt: str = "") -> list[str]:
+    spoken = SpokenTextFilter(prompt)
     return [*(spoken.push(piece) for piece in pieces), spoken.finish()]
 
 
@@ -165,7 +165,7 @@ def test_only_what_may_be_markup_is_held_back(pieces_and_spoken: list[tuple[str 
 @pytest.mark.parametrize("end", ["</think>", "</thinking>"])
 def test_an_answer_that_begins_in_the_reasoning_is_spoken_from_its_end(end: str) -> None:
     for pieces in ([f"*Hm*\n{end}\n\nOne."], list(f"*Hm*\n{end}\n\nOne.")):
-        assert "".join(spoken_parts(pieces, is_reasoning_open=True)) == "One."
+        assert "".join(spoken_parts(pieces, "Answer:\n<think>\n")) == "One."
 
 
 def test_each_answer_is_read_on_its_own() -> None:
