@@ -39,20 +39,20 @@ _IN_LINE = re.compile(
     | (?P<wait> (?: [*_~]+ | ` [^\n]* | \\
                   | !? (?: \[ {_LABEL} (?: \[ [^\[\]\n]* )? )?
                        (?: \] (?: \( {_TARGET} (?: \( [^\s()]* | [ ]+ (?: "[^"\n]*"? )? )? )? )?
-                  | < (?: !?-? | /? [\w:]* | /? (?: {_TAGS}|table|pre ) [ \t/] [^<>\n]* | https?: [^\s<>]* )
+                  | < (?: !?-? | /? [\w:]* | /? (?i: {_TAGS}|table|pre ) [ \t/] [^<>\n]* | https?: [^\s<>]* )
                   | (?<! [^\W_{_JOINED}] ) (?: ht{{0,2}}p?s?:?/? | w{{1,3}}
                                        | {_URL} (?: \( {_URL_CHARACTER}* )? ) ) \Z )
-    | < (?P<left_out> !-- | (?: {_REASONING} | table | pre ) (?= {_TAG_END} ) )
-    | (?P<newline> \n | <br {_TAG_END} ) | (?P<fence> `{{3,}}+ (?= [^`\n]* \n ) )
-    | (?P<tag> </? (?: {_TAGS} ) {_TAG_END} | < https?:// [^\s<>]* > )
+    | < (?P<left_out> !-- | (?i: {_REASONING} | table | pre ) (?= {_TAG_END} ) )
+    | (?P<newline> \n | < (?i: br ) {_TAG_END} ) | (?P<fence> `{{3,}}+ (?= [^`\n]* \n ) )
+    | (?P<tag> </? (?i: {_TAGS} ) {_TAG_END} | < https?:// [^\s<>]* > )
     | (?P<url> (?P<gap> (?<= \s ) )? (?<! [^\W_{_JOINED}] ) {_URL} (?<! [.,;:!?'_~] ) (?(gap) [ ]? ) )
-    | (?P<link> !? \[ (?= {_LABEL} {_LINK_END} ) | {_LINK_END} )
+    | (?P<link> !? \[ (?= {_LABEL} {_LINK_END} ) | {_LINK_END} | \[\^ \w+ \] )
     | (?P<mark> (?! (?P<char> [*_~] ) (?P=char){{3}} )
                 (?P<closes> (?<= \S ) (?! _+ [^\W_] ) )?  # not snake_case
                 (?P<opens> (?<! [^\W_{_JOINED}] ) (?! [*_~]+ \s ))? (?: \*\*? | __? | ~~ ) )  # not 3*4*5
     | \\ (?P<escaped> [*_`~\#|<>$] ) | (?P<text> \*+ | _+ | ~+ | `+ | [^\W_{_JOINED}]+ | [{_JOINED}]+ | . )
     """,
-    re.VERBOSE | re.IGNORECASE,
+    re.VERBOSE,
 )
 
 

@@ -75,6 +75,8 @@ WRITTEN_AND_SPOKEN = [
     ("**[one](a)** [**two**](b) [`x_y`](c) [[1]](d)", "one two x_y [1]"),
     ("![A cat](cat.png) and ![](dog.png)[![badge](a)](b)", "A cat and badge"),
     ("See https://a.org/b_c?d=1#e for more.", "See for more."),
+    ("See https://en.wikipedia.org/wiki/K%C3%A5re, www.KÅ.org.", "See , ."),
+    ("One[^1].", "One."),
     ("See (www.a.org/b_(c)), https://a.org.", "See (), ."),
     ("See <https://a.org> and **http://b.org**!", "See  and !"),
     ("请看https://a.org/b。谢谢", "请看。谢谢"),
@@ -92,7 +94,7 @@ WRITTEN_AND_SPOKEN = [
     ("a <b>b</b> H<sub>2</sub>O <span class=\"x\">c</span>", "a b H2O c"),
     ("one<br>two<br />three", "one\ntwo\nthree"),
     ("one <!-- two\nthree --> four", "one  four"),
-    ("one\n<table border='1'>\n<tr><td>2</td></tr>\n</table>\n<PRE>a</PRE>\nthree", "one\n\nthree"),
+    ("one\n<table border='1'>\n<tr><td>2</td></tr>\n</table>\n<PRE>a</PRE>\n<BR>three", "one\n\nthree"),
     # Reasoning is left out, closed or not.
     ("<think>\nHm, *what*?\n\n</think>\n\n# One", "One"),
     ("<think>a</think>- one\n<thinking>b</thinking>\ntwo", "one\n\ntwo"),
