@@ -1,6 +1,5 @@
-"""What of a language model's written answer is spoken, decided while the answer is being written.
-
-The table in `tests/unit/stages/spoken_llm/test_spoken_text_filter.py` shows what each kind of markup becomes.
+"""Decides what of a language model's answer is spoken, while it is being written. The table in
+`tests/unit/stages/spoken_llm/test_spoken_text_filter.py` shows what each kind of markup becomes.
 """
 
 import re
@@ -63,11 +62,12 @@ class _Piece:
 
 
 class SpokenTextFilter:
-    """Implements `omni_server.family.SpokenTextFilter`. `is_reasoning_open`: the prompt opens `<think>`."""
+    """Implements `omni_server.family.SpokenTextFilter`."""
 
-    def __init__(self, *, is_reasoning_open: bool = False) -> None:
+    def __init__(self, prompt: str = "") -> None:
         self._text, self._position = "\n", 1  # keeps the last character read: patterns look behind
-        self._left_out_until = f"</(?:{_REASONING})>" if is_reasoning_open else ""
+        reasoning = re.search(rf"<({_REASONING})>\s*\Z", prompt)
+        self._left_out_until = f"</{reasoning[1]}>" if reasoning else ""
         self._num_newlines = 2  # since the last word
         self._pieces: deque[_Piece] = deque()
 
