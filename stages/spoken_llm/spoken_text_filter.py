@@ -117,8 +117,8 @@ class SpokenTextFilter:
                 self._num_newlines += 1
             case "mark":
                 opening = (piece for piece in reversed(self._pieces) if piece.is_open and piece.text == text)
-                if token["closes"] is not None and (piece := next(opening, None)) is not None:
-                    piece.text, piece.is_open = "", False
+                if token["closes"] is not None and (mark := next(opening, None)) is not None:
+                    mark.text, mark.is_open = "", False
                 else:
                     self._speak(text, is_open=token["opens"] is not None)
             case "code" | "escaped" | "text":
