@@ -1,6 +1,5 @@
-"""What of a language model's written answer is spoken, decided while the answer is being written.
-
-The table in `tests/unit/stages/spoken_llm/test_spoken_text_filter.py` shows what each kind of markup becomes.
+"""Decides what of a language model's answer is spoken, while it is being written. The table in
+`tests/unit/stages/spoken_llm/test_spoken_text_filter.py` shows what each kind of markup becomes.
 """
 
 import re
@@ -66,10 +65,9 @@ class SpokenTextFilter:
     """Implements `omni_server.family.SpokenTextFilter`."""
 
     def __init__(self, prompt: str = "") -> None:
-        """`prompt` may open `<think>`, which the text then closes."""
         self._text, self._position = "\n", 1  # keeps the last character read: patterns look behind
-        is_reasoning = re.search(rf"<(?:{_REASONING})>\s*\Z", prompt) is not None
-        self._left_out_until = f"</(?:{_REASONING})>" if is_reasoning else ""
+        reasoning = re.search(rf"<({_REASONING})>\s*\Z", prompt)
+        self._left_out_until = f"</{reasoning[1]}>" if reasoning else ""
         self._num_newlines = 2  # since the last word
         self._pieces: deque[_Piece] = deque()
 
@@ -119,8 +117,8 @@ class SpokenTextFilter:
                 self._num_newlines += 1
             case "mark":
                 opening = (piece for piece in reversed(self._pieces) if piece.is_open and piece.text == text)
-                if token["closes"] is not None and (piece := next(opening, None)) is not None:
-                    piece.text, piece.is_open = "", False
+                if token["closes"] is not None and (mark := next(opening, None)) is not None:
+                    mark.text, mark.is_open = "", False
                 else:
                     self._speak(text, is_open=token["opens"] is not None)
             case "code" | "escaped" | "text":

@@ -162,10 +162,19 @@ def test_only_what_may_be_markup_is_held_back(pieces_and_spoken: list[tuple[str 
     assert spoken_parts(pieces)[: len(pieces_and_spoken)] == [spoken for _, spoken in pieces_and_spoken]
 
 
-@pytest.mark.parametrize("end", ["</think>", "</thinking>"])
-def test_an_answer_that_begins_in_the_reasoning_is_spoken_from_its_end(end: str) -> None:
-    for pieces in ([f"*Hm*\n{end}\n\nOne."], list(f"*Hm*\n{end}\n\nOne.")):
-        assert "".join(spoken_parts(pieces, "Answer:\n<think>\n")) == "One."
+@pytest.mark.parametrize(
+    ("prompt", "spoken"),
+    [
+        ("Hi <think><|assistant|>\n", "Hm\n\nOne."),
+        ("<|assistant|>\n<think>\n\n</think>\n\n", "Hm\n\nOne."),
+        ("<|assistant|>\n<think>\n", "One."),
+        ("<|assistant|>\n<think>", "One."),
+    ],
+)
+def test_reasoning_that_the_prompt_opens_is_left_out(prompt: str, spoken: str) -> None:
+    written = "*Hm*\n</think>\n\nOne."
+    for pieces in ([written], list(written)):
+        assert "".join(spoken_parts(pieces, prompt)) == spoken
 
 
 def test_each_answer_is_read_on_its_own() -> None:
