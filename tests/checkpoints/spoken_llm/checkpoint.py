@@ -16,9 +16,8 @@ from tests.checkpoints.options import Options
 from tests.checkpoints.qwen3_omni.tokens import write_tokenizer
 from tests.checkpoints.qwen3_tts.checkpoint import Qwen3TTSCheckpoints
 from tests.checkpoints.random_values import fill_parameters
-from tests.checkpoints.spoken_llm.tokens import write_sentencepiece_tokenizer
+from tests.checkpoints.spoken_llm.tokens import TextIds, write_sentencepiece_tokenizer
 from tests.checkpoints.text_head import shape_text_head
-from tests.checkpoints.tokenizer import padded_vocab_size
 
 _SIZE: Mapping[str, Any] = {
     "hidden_size": 64,
@@ -50,11 +49,12 @@ class SpokenLLMCheckpoints:
         llm, speech = folder / "llm", folder / "speech"
         for part in (llm, speech):
             part.mkdir()
-        config, spoken, opening = (_write_text if options.pipeline == "text" else _write_vision)(llm)
+        config, ids = (_write_text if options.pipeline == "text" else _write_vision)(llm)
         config.dtype = options.dtype
         config.save_pretrained(llm)
         if options.weights == "random":
-            _write_weights(llm, config, spoken, opening, options)
+            _write_weights(llm, config, ids, options)
+        dump(llm / "generation_config.json", {"eos_token_id": [ids.end]})
         Qwen3TTSCheckpoints().write(speech, replace(options, pipeline="custom_voice"))
 
     def num_parameters(self, folder: Path) -> int:
@@ -62,26 +62,21 @@ class SpokenLLMCheckpoints:
         return num + Qwen3TTSCheckpoints().num_parameters(folder / "speech")
 
 
-_Written = tuple[PreTrainedConfig, tuple[int, ...], tuple[int, ...]]
-"""Config, ids that the model may generate besides the end, and the last ids before an answer."""
-
-
-def _write_text(folder: Path) -> _Written:
+def _write_text(folder: Path) -> tuple[PreTrainedConfig, TextIds]:
     ids = write_sentencepiece_tokenizer(folder)
     config = LlamaConfig(
         **_SIZE,
         architectures=["LlamaForCausalLM"],
-        vocab_size=padded_vocab_size(ids.num),
-        bos_token_id=ids.begin,
+        vocab_size=ids.vocab_size,
+        bos_token_id=1,
         eos_token_id=ids.end,
     )
-    return config, ids.spoken, ids.opening
+    return config, ids
 
 
-def _write_vision(folder: Path) -> _Written:
+def _write_vision(folder: Path) -> tuple[PreTrainedConfig, TextIds]:
     ids = write_tokenizer(folder, "small")
     dump(folder / "preprocessor_config.json", _PREPROCESSOR)
-    dump(folder / "generation_config.json", {"eos_token_id": [ids.im_end, ids.end_of_text]})
     vision = {"depth": 2, "hidden_size": 64, "num_heads": 2, "intermediate_size": 128, "out_hidden_size": 64}
     rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [6, 5, 5]}
     config = Qwen2_5_VLConfig(
@@ -92,10 +87,9 @@ def _write_vision(folder: Path) -> _Written:
         video_token_id=ids.video,
         vision_start_token_id=ids.vision_start,
         vision_end_token_id=ids.vision_end,
-        eos_token_id=ids.im_end,
         tie_word_embeddings=False,
     )
-    return config, ids.spoken, (ids.im_start, ids.assistant, ids.newline)
+    return config, TextIds(ids.vocab_size, ids.im_end, ids.spoken, (ids.im_start, ids.assistant, ids.newline))
 
 
 def _model(config: PreTrainedConfig) -> Any:
@@ -105,21 +99,15 @@ def _model(config: PreTrainedConfig) -> Any:
 
 
 @torch.no_grad()
-def _write_weights(
-    folder: Path,
-    config: PreTrainedConfig,
-    spoken: tuple[int, ...],
-    opening: tuple[int, ...],
-    options: Options,
-) -> None:
+def _write_weights(folder: Path, config: PreTrainedConfig, ids: TextIds, options: Options) -> None:
     model = _model(config)
     fill_parameters(model, _distribution, options.seed)
     shape_text_head(
         model.lm_head,
         model.get_decoder(),
-        spoken=spoken,
-        end=int(config.eos_token_id),
-        opening=list(opening),
+        spoken=ids.spoken,
+        end=ids.end,
+        opening=list(ids.opening),
         seed=options.seed,
     )
     model.to(getattr(torch, options.dtype)).save_pretrained(folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from tests.checkpoints.tokenizer import padded_vocab_size
 from tests.checkpoints.words import PROMPTED, PUNCTUATION, SPOKEN
 
 _CHAT_TEMPLATE = (
@@ -18,13 +19,12 @@ _CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class TextIds:
-    begin: int
+    vocab_size: int
     end: int
     spoken: tuple[int, ...]
     """Those that the model may generate, besides the end."""
     opening: tuple[int, ...]
     """The last ones before an answer."""
-    num: int
 
 
 def write_sentencepiece_tokenizer(folder: Path) -> TextIds:
@@ -48,9 +48,8 @@ def write_sentencepiece_tokenizer(folder: Path) -> TextIds:
         chat_template=_CHAT_TEMPLATE,
     ).save_pretrained(folder)
     return TextIds(
-        begin=vocab["<s>"],
+        vocab_size=padded_vocab_size(len(vocab)),
         end=vocab["</s>"],
         spoken=tuple(vocab[piece] for piece in (*words[: len(SPOKEN)], *PUNCTUATION)),
         opening=tuple(tokenizer.encode("<|assistant|>\n", add_special_tokens=False).ids),
-        num=len(vocab),
     )

@@ -235,31 +235,35 @@ def test_qwen3_tts_gets_the_largest_deployment_that_fits(model: str, kind: str, 
         assert (talker.max_model_len, talker.max_num_seqs) == chosen, gib
 
 
-LLM_GPUS = ((16.0,), (20.0,), (24.0,), (32.0,), (40.0,), (48.0,), (80.0,), (16.0, 16.0), (24.0, 24.0))
+LLM_GPUS = ((16.0,), (20.0,), (24.0,), (32.0,), (40.0,), (48.0,), (16.0, 16.0), (24.0, 24.0))
 """GiB."""
-LLM_CHOSEN: Mapping[str, tuple[tuple[int, int] | None, ...]] = {
-    "llm 4b": (None,) * 9,
-    "llm 8b": (None,) * 9,
+LLM_CHOSEN: Mapping[tuple[str, Quantization | None], tuple[tuple[int, int] | None, ...]] = {
+    ("llm 4b", None): (None, (8192, 8), (16384, 8), (32768, 32), TUNED, TUNED, (32768, 16), TUNED),
+    ("llm 4b", "fp8"): ((8192, 4), (16384, 8), (32768, 16), (32768, 32), TUNED, TUNED, (32768, 32), TUNED),
+    ("llm 8b", None): (None, None, None, (16384, 8), (32768, 32), TUNED, None, (32768, 16)),
+    ("llm 8b", "fp8"): (None, (4096, 4), (16384, 8), (32768, 32), TUNED, TUNED, (16384, 8), TUNED),
 }
 """The table of docs/configuration.md: context and requests at once, without voices that are cloned."""
 
 
-@pytest.mark.parametrize("model", LLM_CHOSEN)
-def test_a_spoken_language_model_gets_the_largest_deployment_that_fits(model: str, folders: Folders) -> None:
+@pytest.mark.parametrize(("model", "quantization"), LLM_CHOSEN)
+def test_a_spoken_language_model_gets_the_largest_deployment_that_fits(
+    model: str, quantization: Quantization | None, folders: Folders
+) -> None:
     base = load_for(find_shipped_config("spoken_llm"), {"text", "audio"})
     sizes = sizes_of(base, folders(model))
 
     def planned(gibs: tuple[float, ...]) -> tuple[int, int] | None:
         devices, report = gpus(list(gibs)), Report(model)
         try:
-            config = plan(devices, base, sizes, None)
+            config = plan(devices, base, sizes, quantization)
         except ConfigError:
             return None
         check_gpu_memory(config, sizes, devices, report)
         assert report.findings == []
         return config.stages["thinker"].max_model_len, config.stages["thinker"].max_num_seqs
 
-    assert tuple(map(planned, LLM_GPUS)) == LLM_CHOSEN[model]
+    assert tuple(map(planned, LLM_GPUS)) == LLM_CHOSEN[model, quantization]
 
 
 def test_qwen3_omni_without_a_talker_gets_the_thinker_alone(folders: Folders) -> None:
