@@ -38,7 +38,7 @@ from tests.integration.live import LiveOmni
 from tests.integration.parity import QWEN3_WAVEFORM_SNR_DB
 from tests.unit.api.clients import http_client
 from tests.unit.api.realtime.realtime_client import RealtimeClient, audio_of
-from tests.unit.api.sse_validator import parse_frames
+from tests.unit.api.sse_validator import read_stream
 
 CONFIG = load_stage_config(find_shipped_config("spoken_llm.demo-cpu")).reduced_to({"text", "audio"})
 QUESTIONS = ("Hello!", "What is a horse?", "Count to ten.", "你好，今天天气怎么样？")
@@ -47,12 +47,16 @@ TALKER = SamplingConfig(temperature=0.0, repetition_penalty=1.05, max_tokens=24)
 NUM_SESSIONS, NUM_AT_ONCE = 200, 16
 
 
-@pytest.fixture(scope="module", params=["text", "vision"])
+@pytest.fixture(scope="module")
 def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveOmni]:
     folder = tmp_path_factory.mktemp("spoken_llm") / "checkpoint"
     live = LiveOmni(make_demo_checkpoint(folder, family="spoken_llm", pipeline=request.param), CONFIG)
     yield live
     live.close()
+
+
+with_text = pytest.mark.parametrize("live", ["text"], indirect=True)
+with_both = pytest.mark.parametrize("live", ["text", "vision"], indirect=True)
 
 
 def chat(number: int, *parts: ContentPart, max_tokens: int = 24, **sampling: Any) -> OmniRequest:
@@ -84,24 +88,21 @@ def same_speech(answer: OmniOutput, wanted: OmniOutput) -> None:
     assert signal_to_noise_db(wanted.audio, answer.audio) > QWEN3_WAVEFORM_SNR_DB
 
 
-@pytest.mark.parametrize("number", range(len(QUESTIONS)))
-def test_an_answer_is_spoken_as_its_text_is_read_aloud(live: LiveOmni, number: int) -> None:
-    request = chat(number)
-    answer = live.answer(request)
-    assert request.speech is not None
-    same_speech(answer, read_aloud(live, spoken(answer.text), request.speech.voice))
-    silent = live.answer(replace(request, speech=None))
-    assert (silent.text, silent.token_ids, silent.audio.size) == (answer.text, answer.token_ids, 0)
-
-
-def test_answers_at_once_are_spoken_as_alone(live: LiveOmni) -> None:
+@with_both
+def test_answers_alone_and_at_once_are_spoken_as_their_texts_are_read_aloud(live: LiveOmni) -> None:
     requests = [chat(number) for number in range(8)]
-    alone = [live.answer(request) for request in requests[:4]] * 2
-    for answer, wanted in zip(live.answers(requests), alone, strict=True):
-        assert answer.text == wanted.text
-        same_speech(answer, wanted)
+    silent = [live.answer(replace(request, speech=None)) for request in requests[:4]]
+    aloud = [
+        read_aloud(live, spoken(answer.text), voice) for answer, voice in zip(silent, VOICES, strict=True)
+    ]
+    answers = [live.answer(requests[0]), *live.answers(requests)]
+    for number, answer in enumerate(answers, -1):
+        number = max(0, number) % 4
+        assert answer.text == silent[number].text
+        same_speech(answer, aloud[number])
 
 
+@with_text
 @pytest.mark.parametrize("max_tokens", [1, 3])
 def test_an_answer_that_ends_in_the_middle_is_spoken_to_its_end(live: LiveOmni, max_tokens: int) -> None:
     answer = live.answer(chat(0, max_tokens=max_tokens, ignore_eos=True))
@@ -109,6 +110,7 @@ def test_an_answer_that_ends_in_the_middle_is_spoken_to_its_end(live: LiveOmni, 
     same_speech(answer, read_aloud(live, spoken(answer.text), VOICES[0]))
 
 
+@with_text
 def test_an_answer_without_words_is_silent(live: LiveOmni) -> None:
     whole = live.answer(chat(0)).text
     answer = live.answer(chat(0, stop=(whole.strip()[:1],)))
@@ -116,6 +118,7 @@ def test_an_answer_without_words_is_silent(live: LiveOmni) -> None:
     assert (answer.codes, answer.audio.size, answer.finish_reason) == ((), 0, "stop")
 
 
+@with_text
 def test_speech_begins_before_the_text_is_written(live: LiveOmni) -> None:
     events = live.events(chat(1, max_tokens=400, ignore_eos=True))
     first_audio = next(i for i, event in enumerate(events) if isinstance(event, AudioDelta))
@@ -123,6 +126,7 @@ def test_speech_begins_before_the_text_is_written(live: LiveOmni) -> None:
     assert len("".join(event.text for event in later).split()) > 100
 
 
+@with_text
 @pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
 def test_a_stage_that_dies_ends_the_answer_and_the_next_is_right(live: LiveOmni, stage: str) -> None:
     wanted = live.answer(chat(2))
@@ -133,14 +137,21 @@ def test_a_stage_that_dies_ends_the_answer_and_the_next_is_right(live: LiveOmni,
     assert (live.omni.num_running, live.held_rows()) == (0, 0)
 
 
+@with_text
 def test_of_many_answers_half_are_abandoned_and_the_others_are_right(live: LiveOmni) -> None:
-    wanted = [live.answer(chat(number, max_tokens=8)) for number in range(len(QUESTIONS))]
+    short = replace(TALKER, max_tokens=8)
+
+    def brief(number: int) -> OmniRequest:
+        request = chat(number, max_tokens=8)
+        return replace(request, sampling={**request.sampling, "talker": short})
+
+    wanted = [live.answer(brief(number)) for number in range(len(QUESTIONS))]
     turn = asyncio.Semaphore(NUM_AT_ONCE)
     random = np.random.default_rng(0)
 
     async def session(number: int, num_events: int) -> tuple[str, tuple[int, ...]]:
         """Leaves after `num_events` if the number is odd."""
-        request = replace(chat(number, max_tokens=8), request_id=f"session-{number}")
+        request = replace(brief(number), request_id=f"session-{number}")
         text, codes = "", tuple[int, ...]()
         async with turn:
             events = live.omni.events(request)
@@ -162,9 +173,10 @@ def test_of_many_answers_half_are_abandoned_and_the_others_are_right(live: LiveO
             answer = wanted[number % len(QUESTIONS)]
             assert (text, codes) == (answer.text, answer.codes)
     assert (live.omni.num_running, live.held_rows()) == (0, 0)
-    same_speech(live.answer(chat(3, max_tokens=8)), wanted[3])
+    same_speech(live.answer(brief(3)), wanted[3])
 
 
+@with_both
 def test_what_the_language_model_does_not_take_is_refused(live: LiveOmni) -> None:
     noise = np.zeros(24_000, np.float32)
     with pytest.raises(InvalidRequestError):
@@ -182,6 +194,7 @@ def test_what_the_language_model_does_not_take_is_refused(live: LiveOmni) -> Non
 # -- over HTTP
 
 
+@with_both
 def test_chats_have_the_whole_text_as_the_transcript(live: LiveOmni) -> None:
     messages = [{"role": "user", "content": QUESTIONS[1]}]
     audio = {"voice": VOICES[1], "format": "wav"}
@@ -198,7 +211,9 @@ def test_chats_have_the_whole_text_as_the_transcript(live: LiveOmni) -> None:
             heard = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
             return [
                 whole,
-                await client.post("/v1/chat/completions", json=body | {"stream": True}),
+                await client.post(
+                    "/v1/chat/completions", json=body | {"stream": True, "audio": audio | {"format": "pcm16"}}
+                ),
                 await client.post("/v1/audio/speech", json=given),
                 await client.post(
                     "/v1/chat/completions", json=body | {"messages": [{"role": "user", "content": [heard]}]}
@@ -209,9 +224,7 @@ def test_chats_have_the_whole_text_as_the_transcript(live: LiveOmni) -> None:
     message = whole.json()["choices"][0]["message"]
     wanted = live.answer(chat(1))
     assert message["audio"]["transcript"] == wanted.text
-    deltas = [frame["choices"][0]["delta"] for frame in parse_frames(streamed.content) if frame["choices"]]
-    heard = [delta["audio"] for delta in deltas if delta.get("audio")]
-    assert "".join(audio.get("transcript", "") for audio in heard) == wanted.text
+    assert read_stream(streamed.text).transcript == wanted.text
     waves = [base64.b64decode(message["audio"]["data"]), aloud.content]
     chatted, read = (soundfile.read(io.BytesIO(wave))[0] for wave in waves)
     assert np.array_equal(chatted, read)
@@ -219,6 +232,7 @@ def test_chats_have_the_whole_text_as_the_transcript(live: LiveOmni) -> None:
     assert "audio" in refused.json()["error"]["message"]
 
 
+@with_text
 def test_a_realtime_answer_is_interrupted_and_the_next_is_whole(live: LiveOmni) -> None:
     async def session() -> list[dict[str, Any]]:
         async with RealtimeClient(state=ServerState(live.omni), query="") as client:
