@@ -23,6 +23,7 @@ from omni_server.check.report import DeviceMemory, Report
 from omni_server.check.stage_flags import NO_STAGE_FLAGS, StageFlags
 from omni_server.config.load import load_stage_config
 from omni_server.config.model_folder import HubUnreachableError, architectures_of
+from omni_server.config.speech_model import LLM_FOLDER, SPEECH_FOLDER
 from omni_server.config.stage_config import Platform, StageConfig
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.errors import ConfigError
@@ -109,9 +110,14 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         config = without_missing_voice_encoder(config, family, folder)
         footprints = family.footprints(folder, config)
     if options.load_format != "dummy":
-        if not stored.num_files and not Path(options.model).expanduser().is_dir():
-            _check_download(folder, options.model, report)
-        else:
+        models = {folder: options.model}
+        if speech_model is not None:
+            models = {folder / LLM_FOLDER: options.model, folder / SPEECH_FOLDER: speech_model}
+        on_hub = {part: name for part, name in models.items() if not Path(name).expanduser().is_dir()}
+        awaited = {part: name for part, name in on_hub.items() if not any(part.rglob("*.safetensors"))}
+        for part, name in awaited.items():
+            _check_download(part, name, report)
+        if not awaited:
             report.errors("files", weight_problems(folder, stored, footprints))
     gpus: list[Gpu] | None = None
     sizes = ModelSizes(options.model, footprints, stored)

@@ -8,6 +8,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 
 from omni_server.check.default_config import resolve_deployment
 from omni_server.check.run import CheckOptions, check
@@ -119,6 +120,25 @@ def test_the_check_knows_every_weight_of_both(folder: Path) -> None:
     assert report.stages[0].weights == pytest.approx(stored, rel=0.05)
 
 
+def test_the_check_awaits_the_weights_of_a_language_model_of_the_hub(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = tmp_path / "models--org--llm"
+    shutil.copytree(
+        folder / "llm", cached / "snapshots" / "a", ignore=shutil.ignore_patterns("*.safetensors")
+    )
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("a")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    options = CheckOptions("org/llm", speech_model=str(folder / "speech"), use_cpu=True)
+    report = check(options, lambda line: None)
+    assert [finding.message for finding in report.findings if finding.area == "files"] == [
+        "the weights of org/llm are not here yet; 'omni-server serve' downloads them"
+    ]
+    assert [stage.name for stage in report.stages] == ["thinker", "talker", "code2wav"]
+
+
 def test_without_weights_the_sizes_are_those_of_the_config(folder: Path, tmp_path: Path) -> None:
     _, config = resolve_deployment(str(folder), None, use_cpu=True)
     copy = shutil.copytree(folder, tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors"))
@@ -146,15 +166,14 @@ def test_the_chat_is_that_of_the_language_model_and_the_voices_those_of_the_spee
     assert spoken.prompt() is not None
 
 
-def test_images_and_videos_reach_a_model_that_sees(model: SpokenLLMModel) -> None:
-    if not model.input_modalities:
-        pytest.skip("of text")
-    assert model.input_modalities == ("image", "video")
+def test_images_and_videos_reach_a_model_that_sees(model: SpokenLLMModel, folder: Path) -> None:
+    assert model.input_modalities == (("image", "video") if folder.name == "vision" else ())
     pixels = np.zeros((56, 56, 3), np.uint8)
     content = (ImagePart(pixels), TextPart("or"), VideoPart(np.stack([pixels] * 4), 2.0))
     prompt = model.prompt((ChatMessage("user", content),), outputs=SPOKEN)
     assert (len(prompt.images), len(prompt.videos)) == (1, 1)
-    assert "<|image_pad|><|vision_end|>or<|vision_start|><|video_pad|>" in prompt.text
+    seen = "<|image_pad|><|vision_end|>or<|vision_start|><|video_pad|>"
+    assert (seen in prompt.text) == (folder.name == "vision")
 
 
 def test_it_reads_aloud_but_does_not_hear(model: SpokenLLMModel) -> None:
