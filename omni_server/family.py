@@ -30,6 +30,7 @@ from omni_server.types import (
     ChatMessage,
     ClonedVoice,
     FunctionTool,
+    MediaKind,
     Output,
     SpeechOutput,
     Task,
@@ -44,7 +45,7 @@ HfOverrides = Callable[[Any], Any]
 function."""
 
 
-SAMPLED_FPS = "sampled_fps"
+SAMPLED_FPS = "fps"
 """Where an engine finds the rate of a video's frames: a key of the metadata that vLLM passes on with them."""
 
 AUDIO_TRACK = "audio_track"
@@ -172,11 +173,11 @@ class SpokenTextFilterFactory(Protocol):
 
 @dataclass(frozen=True)
 class PlaceholderIds:
-    """The tokens that stand for media in a prompt."""
+    """The tokens that stand for media in a prompt; None for media that it cannot contain."""
 
-    audio: int
-    image: int
-    video: int
+    audio: int | None
+    image: int | None
+    video: int | None
 
 
 @dataclass(frozen=True)
@@ -351,8 +352,10 @@ class FamilyModel(ABC):
     default_voice: str | None = None
     stop_ids: Mapping[str, tuple[int, ...]] = MappingProxyType({})
     """For each autoregressive stage, the tokens that end its sequence."""
+    input_modalities: tuple[MediaKind, ...] = ()
+    """Media that prompts may contain."""
     placeholder_ids: PlaceholderIds | None = None
-    """None if prompts cannot contain media."""
+    """Set if prompts may contain media."""
     hears_videos: bool = False
     """Whether the model can hear the audio track of a video with its frames (`VideoPart.audio`)."""
     warm_up_speech: SpeechOutput = SpeechOutput()
@@ -504,6 +507,13 @@ def without_missing_voice_encoder(config: StageConfig, family: ModelFamily, fold
 def servable_architectures() -> tuple[str, ...]:
     """All installed families' architectures."""
     return tuple(name for family in _installed() for name in family.architectures)
+
+
+def reading_architectures() -> tuple[str, ...]:
+    """Those of the families that read text aloud."""
+    pipelines = ((family, family.pipeline) for family in _installed())
+    readers = (family for family, pipeline in pipelines if pipeline.stages[pipeline.entry].reads_text)
+    return tuple(name for family in readers for name in family.architectures)
 
 
 def family_of(architectures: Collection[str]) -> ModelFamily | None:

@@ -32,7 +32,6 @@ from omni_server.types import (
     ContentPart,
     Finished,
     ImagePart,
-    MediaKind,
     ModelInfo,
     OmniEvent,
     OmniRequest,
@@ -51,8 +50,6 @@ if TYPE_CHECKING:  # importing them imports vLLM, whose environment `start` sets
     from omni_server.engine.launcher import Engines
     from omni_server.engine.supervisor import Supervisor
     from omni_server.orchestrator.orchestrator import Orchestrator
-
-INPUT_MODALITIES: tuple[MediaKind, ...] = ("audio", "image", "video")
 
 Progress = Callable[[str], None]
 
@@ -395,7 +392,7 @@ def _model_info(
     speaks = "audio" in config.outputs
     text_stage = next((name for name in config.stages if config.stage_spec(name).output == "text"), None)
     features = orchestrator.images.features
-    inputs = INPUT_MODALITIES if model.placeholder_ids is not None else ()
+    inputs = model.input_modalities
     max_media = {} if handle is None else {kind: handle.max_media(kind) for kind in inputs}
     if text_stage is None and features.max_input_images:
         inputs, max_media = ("image",), {"image": features.max_input_images}

@@ -25,6 +25,7 @@ from omni_server.types import (
     ContentPart,
     FunctionTool,
     ImagePart,
+    MediaKind,
     TextPart,
     ToolCall,
     VideoPart,
@@ -44,6 +45,9 @@ For each function call, return a json object with function name and arguments wi
 {begin}
 {{"name": <function-name>, "arguments": <args-json-object>}}
 {end}"""
+
+
+_A_TEXT = "a text of no template"
 
 
 class PlainText:
@@ -72,16 +76,30 @@ class PlainText:
 
 
 class PromptRenderer:
-    """Renders with a checkpoint's processor, which the reference uses too."""
+    """Renders with a checkpoint's processor, which the reference uses too; a model of text has a tokenizer."""
+
+    input_modalities: tuple[MediaKind, ...]
+    """Of images and videos, those that the processor takes."""
 
     def __init__(self, model_dir: Path, *, tools_system_prompt: str | None) -> None:
         """`tools_system_prompt` precedes tools in a chat that has no system message."""
-        from transformers import AutoProcessor
+        from transformers import AutoProcessor, ProcessorMixin
 
-        self._processor: Any = AutoProcessor.from_pretrained(model_dir)
-        if not self._processor.chat_template:
-            raise ConfigError(f"{model_dir} has no chat template (chat_template.json)")
-        self._tokens = tuple(self._processor.tokenizer.get_added_vocab())
+        processor: Any = AutoProcessor.from_pretrained(model_dir)
+        tokenizer = processor.tokenizer if isinstance(processor, ProcessorMixin) else processor
+        self._template: Any = processor if processor.chat_template else tokenizer
+        if not self._template.chat_template:
+            raise ConfigError(
+                f"{model_dir} has no chat template (chat_template.jinja): use a model for chats"
+            )
+        self._tokens = tuple(tokenizer.get_added_vocab())
+        self._takes_parts = _takes_parts(self._template)
+        kinds: tuple[MediaKind, ...] = ("image", "video")
+        self.input_modalities = tuple(
+            kind
+            for kind in kinds
+            if self._takes_parts and getattr(processor, f"{kind}_processor", None) is not None
+        )
         self._tools_system_prompt = tools_system_prompt
 
     def render(self, messages: Sequence[ChatMessage], *, tools: Sequence[FunctionTool] = ()) -> Prompt:
@@ -90,21 +108,35 @@ class PromptRenderer:
         messages = with_tools(
             [_marked(message, plain) for message in messages], tools, plain.marked, self._tools_system_prompt
         )
-        conversation = [
-            {"role": message.role, "content": [template_part(part) for part in joined_texts(message.content)]}
-            for message in messages
-        ]
-        pieces = rendered_pieces(self._processor, conversation, plain)
+        conversation = [{"role": message.role, "content": self._content(message)} for message in messages]
+        pieces = rendered_pieces(self._template, conversation, plain)
         parts = [part for message in messages for part in message.content]
         videos = [part for part in parts if isinstance(part, VideoPart)]
         return Prompt(
             text="".join(pieces),
+            add_special_tokens=False,  # the template has them
             audios=tuple((p.samples, p.sample_rate_hz) for p in parts if isinstance(p, AudioPart)),
             images=tuple(p.pixels for p in parts if isinstance(p, ImagePart)),
             videos=tuple(videos),
             processor_kwargs={"do_sample_frames": False} if videos else {},
             pieces=pieces if len(pieces) > 1 else (),
         )
+
+    def _content(self, message: ChatMessage) -> str | list[dict[str, str]]:
+        if self._takes_parts:
+            return [template_part(part) for part in joined_texts(message.content)]
+        return "".join(part.text for part in message.content if isinstance(part, TextPart))
+
+
+def _takes_parts(template: Any) -> bool:
+    """Whether it renders lists of parts. Some templates of models of text write them as Python does, some
+    leave them out, some fail."""
+    conversation = [{"role": "user", "content": [{"type": "text", "text": _A_TEXT}]}]
+    try:
+        rendered: str = template.apply_chat_template(conversation, tokenize=False)
+    except (TemplateError, TypeError):
+        return False
+    return _A_TEXT in rendered and "'type'" not in rendered
 
 
 def rendered_pieces(template: Any, conversation: list[dict[str, Any]], plain: PlainText) -> tuple[str, ...]:

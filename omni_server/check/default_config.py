@@ -20,6 +20,7 @@ from omni_server.check.placement import budget, check_cpu_plan, plan
 from omni_server.check.stage_flags import NO_STAGE_FLAGS, StageFlags
 from omni_server.config.load import find_shipped_config, find_stage_config, load_stage_config
 from omni_server.config.model_folder import architectures_of, resolve_model_folder
+from omni_server.config.speech_model import SPOKEN_LLM, joined_folder
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment, set_library_environment
 from omni_server.errors import ConfigError
@@ -27,6 +28,7 @@ from omni_server.family import (
     ModelFamily,
     family_of,
     load_family,
+    reading_architectures,
     servable_architectures,
     without_missing_voice_encoder,
 )
@@ -37,6 +39,39 @@ logger = logging.getLogger(__name__)
 LARGEST_DEMO = 500_000_000
 """Most parameters of a checkpoint that counts as a demo (those of scripts/make_demo_checkpoint have a few
 million) and runs on any machine. The family's smallest genuine model has 5.5 billion."""
+
+
+def find_folder(
+    model: str,
+    speech_model: str | None,
+    *,
+    architectures: Collection[str],
+    revision: str | None = None,
+    needs_weights: bool = True,
+    on_progress: Callable[[str], None] = lambda line: None,
+) -> Path:
+    """See `resolve_model_folder`. With a `speech_model`, `model` is any language model, and both are in the
+    folder."""
+    resolve = functools.partial(resolve_model_folder, needs_weights=needs_weights, on_progress=on_progress)
+    if speech_model is None:
+        return resolve(model, architectures=architectures, revision=revision)
+    if SPOKEN_LLM not in architectures:
+        raise ConfigError(
+            f"speech model '{speech_model}': the stage config is for {', '.join(architectures)}, which needs none"
+        )
+    llm = resolve(model, revision=revision)
+    if family_of(names := architectures_of(llm)) is not None:
+        raise ConfigError(
+            f"MODEL '{model}' ({', '.join(names)}) needs no speech model: leave out --speech-model, or give a "
+            "language model"
+        )
+    speech = resolve(speech_model)
+    if set(names := architectures_of(speech)).isdisjoint(readers := reading_architectures()):
+        raise ConfigError(
+            f"speech model '{speech_model}' is {', '.join(names) or 'no model'}; answers are read aloud by "
+            f"{', '.join(readers)}"
+        )
+    return joined_folder(llm, speech, llm_name=model, speech_name=speech_model)
 
 
 def base_config(folder: Path, name: str, *, on_gpu: bool) -> tuple[ModelFamily, Path, StageConfig]:
@@ -66,6 +101,7 @@ def resolve_deployment(
     model: str,
     stage_config: str | Path | StageConfig | None,
     *,
+    speech_model: str | None = None,
     use_cpu: bool = False,
     flags: StageFlags = NO_STAGE_FLAGS,
     revision: str | None = None,
@@ -73,15 +109,17 @@ def resolve_deployment(
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Path, StageConfig]:
     """Returns the checkpoint's folder, downloaded if necessary, and the config. `stage_config` may be a file
-    or the name of a shipped config; None makes one for `model` and this machine.
+    or the name of a shipped config; None makes one for `model` and this machine. `speech_model`: None is the
+    config's.
 
     Raises `ConfigError` for an invalid config, or one that this machine or this checkpoint cannot run, before
     downloading weights, and for a checkpoint with missing or damaged files.
     """
     set_library_environment()
     if stage_config is None:
-        folder = resolve_model_folder(
+        folder = find_folder(
             model,
+            speech_model,
             architectures=servable_architectures(),
             revision=revision,
             needs_weights=False,
@@ -108,13 +146,15 @@ def resolve_deployment(
     if config.platform == "cpu":
         refuse_cuda_build_without_gpu()
     family = load_family(config.model_family)
-    find_folder = functools.partial(
-        resolve_model_folder, model, architectures=family.architectures, revision=revision
+    find = functools.partial(
+        find_folder,
+        model,
+        speech_model or config.speech_model,
+        architectures=family.architectures,
+        revision=revision,
     )
-    config = without_missing_voice_encoder(
-        config, family, find_folder(needs_weights=False, on_progress=on_progress)
-    )
-    folder = find_folder(needs_weights=load_format != "dummy")
+    config = without_missing_voice_encoder(config, family, find(needs_weights=False, on_progress=on_progress))
+    folder = find(needs_weights=load_format != "dummy")
     refuse_damaged_files(folder, config, load_format=load_format)
     return folder, config
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_server.check.default_config import base_config, chosen_config
+from omni_server.check.default_config import base_config, chosen_config, find_folder
 from omni_server.check.files import StoredWeights, read_weights, small_file_problems, weight_problems
 from omni_server.check.machine import (
     Gpu,
@@ -22,7 +22,8 @@ from omni_server.check.memory import ModelSizes, check_cpu_memory, check_gpu_mem
 from omni_server.check.report import DeviceMemory, Report
 from omni_server.check.stage_flags import NO_STAGE_FLAGS, StageFlags
 from omni_server.config.load import load_stage_config
-from omni_server.config.model_folder import HubUnreachableError, architectures_of, resolve_model_folder
+from omni_server.config.model_folder import HubUnreachableError, architectures_of
+from omni_server.config.speech_model import LLM_FOLDER, SPEECH_FOLDER
 from omni_server.config.stage_config import Platform, StageConfig
 from omni_server.engine.queue_layout import queue_layout
 from omni_server.errors import ConfigError
@@ -41,6 +42,8 @@ from omni_server.transport.slab_queue import queue_bytes, refuse_unordered_machi
 @dataclass(frozen=True)
 class CheckOptions:
     model: str
+    speech_model: str | None = None
+    """None is the stage config's."""
     stage_config: Path | None = None
     """None uses what `serve` chooses."""
     use_cpu: bool = False
@@ -58,19 +61,21 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         "TRANSFORMERS_VERBOSITY", "error"
     )  # read at its import; warns of ids that are right here
     on_gpu = not options.use_cpu and (options.device_memory is not None or has_gpu())
-    path, named_config = options.stage_config, None
+    path, named_config, speech_model = options.stage_config, None, options.speech_model
     platform: Platform = "cuda" if on_gpu else "cpu"
     architectures = servable_architectures()
     if path is not None:
         named_config = load_stage_config(path)
         platform, architectures = named_config.platform, load_family(named_config.model_family).architectures
+        speech_model = speech_model or named_config.speech_model
     report = Report(options.model, stage_config="" if path is None else str(path), platform=platform)
     is_here = options.device_memory is None
     if is_here:
         check_installation(platform, report)
     try:
-        folder = resolve_model_folder(
+        folder = find_folder(
             options.model,
+            speech_model,
             architectures=architectures,
             revision=options.revision,
             needs_weights=False,
@@ -105,9 +110,14 @@ def check(options: CheckOptions, on_progress: Callable[[str], None]) -> Report:
         config = without_missing_voice_encoder(config, family, folder)
         footprints = family.footprints(folder, config)
     if options.load_format != "dummy":
-        if not stored.num_files and not Path(options.model).expanduser().is_dir():
-            _check_download(folder, options.model, report)
-        else:
+        models = {folder: options.model}
+        if speech_model is not None:
+            models = {folder / LLM_FOLDER: options.model, folder / SPEECH_FOLDER: speech_model}
+        on_hub = {part: name for part, name in models.items() if not Path(name).expanduser().is_dir()}
+        awaited = {part: name for part, name in on_hub.items() if not any(part.rglob("*.safetensors"))}
+        for part, name in awaited.items():
+            _check_download(part, name, report)
+        if not awaited:
             report.errors("files", weight_problems(folder, stored, footprints))
     gpus: list[Gpu] | None = None
     sizes = ModelSizes(options.model, footprints, stored)

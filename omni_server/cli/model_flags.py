@@ -61,6 +61,13 @@ def speaking_demo() -> Path:
 
 
 def add_stage_flags(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+    """Add --speech-model and the flags that decide fields of stages."""
+    parser.add_argument(
+        "--speech-model",
+        metavar="TTS",
+        help="local folder or hub id of a Qwen3-TTS model, which reads the answers of MODEL, a language model, "
+        "aloud (default: the stage config's)",
+    )
     parser.add_argument(
         "--quantization",
         choices=get_args(Quantization),

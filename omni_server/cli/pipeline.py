@@ -29,6 +29,7 @@ def prepare(
     model_dir, config = resolve_deployment(
         options.model or str(speaking_demo()),
         stage_config or options.stage_config,
+        speech_model=options.speech_model,
         use_cpu=options.use_cpu,
         flags=options.stage_flags,
         revision=options.revision,

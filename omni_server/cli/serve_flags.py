@@ -71,6 +71,8 @@ class ServeOptions:
 
     model: str | None = None
     """None serves the demo model."""
+    speech_model: str | None = None
+    """Reads the answers of `model` aloud."""
     stage_config: str | None = None
     use_cpu: bool = False
     stage_flags: StageFlags = NO_STAGE_FLAGS

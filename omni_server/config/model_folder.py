@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from omni_server.config.checkpoint_files import read_json_object
+from omni_server.config.speech_model import SPOKEN_LLM
 from omni_server.errors import ConfigError
 from omni_server.types import AboutModel
 
@@ -36,13 +37,13 @@ class HubUnreachableError(ConfigError):
 def resolve_model_folder(
     model: str,
     *,
-    architectures: Collection[str],
+    architectures: Collection[str] | None = None,
     revision: str | None = None,
     needs_weights: bool = True,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Returns the folder of the checkpoint `model`; downloads it if it is a hub id that is not in the cache.
-    `architectures` are the supported ones.
+    `architectures` are the supported ones; None: any.
 
     Raises `ConfigError` if the folder or repository does not exist or holds no such checkpoint, and
     `HubUnreachableError` if a hub id cannot be looked up. `needs_weights=False` (load format `dummy`)
@@ -140,18 +141,22 @@ def architectures_of(folder: Path) -> tuple[str, ...]:
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def _check_checkpoint(model: str, folder: Path, architectures: Collection[str]) -> None:
+def _check_checkpoint(model: str, folder: Path, architectures: Collection[str] | None) -> None:
     path = config_file(folder)
     if not path.is_file():
         raise ConfigError(f"MODEL '{model}' is no checkpoint: there is no config.json in {folder}")
     names = architectures_of(folder)
-    if set(architectures).isdisjoint(names):
+    if architectures is not None and set(architectures).isdisjoint(names):
         model_type = read_json_object(path).get("model_type", "missing")
         raise ConfigError(
             f"MODEL '{model}' is not a checkpoint that this server can run: its config.json (model_type: "
             f"{model_type}) names {', '.join(names) or 'no architecture'}, and the server runs "
-            f"{', '.join(architectures)}, in models such as {EXAMPLE_MODEL}"
+            f"{', '.join(architectures)}, in models such as {EXAMPLE_MODEL}{_speaking_hint(architectures)}"
         )
+
+
+def _speaking_hint(architectures: Collection[str]) -> str:
+    return "; --speech-model gives any language model a voice" if SPOKEN_LLM in architectures else ""
 
 
 def read_about(model_dir: Path) -> AboutModel | None:

@@ -94,6 +94,9 @@ class StageConfig(FrozenModel):
 
     model_family: Annotated[str, Field(pattern=f"^{FAMILY_PATTERN}$")]
     """The code of the model: an installed family, such as `qwen2_5_omni`, or `package.module:object`."""
+    speech_model: str | None = None
+    """Folder or hub id of the model that reads the answers of a language model aloud, for `spoken_llm`;
+    `--speech-model` overrides it."""
     platform: Platform
     """Must match the installed build of vLLM."""
     mps: Annotated[Literal["auto", "on", "off"], BeforeValidator(_as_written)] = "auto"

@@ -232,7 +232,8 @@ class EngineBuilder:
     def _arguments(self, name: str, stage: ArStage | DiffusionStage, number: int) -> AsyncEngineArgs:
         folder, spec = self.model_dir, self.config.stage_spec(name)
         if spec.folder is not None:
-            folder /= spec.folder
+            # vLLM's caches do not depend on where the link is that leads to a checkpoint.
+            folder = (folder / spec.folder).resolve()
         hf_overrides = self.family.hf_overrides(stage.model_stage)
         if isinstance(stage, DiffusionStage):
             return diffusion_engine_args(

@@ -175,8 +175,14 @@ class PromptRenderer:
 
 
 def _metadata(video: VideoPart) -> dict[str, object]:
-    """What vLLM passes on with the frames."""
-    metadata: dict[str, object] = {SAMPLED_FPS: video.fps}
+    """What vLLM passes on with the frames, with its names."""
+    num_frames = len(video.frames)
+    metadata: dict[str, object] = {
+        SAMPLED_FPS: video.fps,
+        "total_num_frames": num_frames,
+        "frames_indices": list(range(num_frames)),
+        "do_sample_frames": False,
+    }
     if video.audio is not None:
         metadata[AUDIO_TRACK] = (video.audio.samples, video.audio.sample_rate_hz)
     return metadata

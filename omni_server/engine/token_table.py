@@ -1,5 +1,6 @@
 """Converts vLLM's log-probabilities of sampled tokens to ours, each with its exact bytes."""
 
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +12,8 @@ from omni_server.types import SampledToken, TokenLogprob
 
 _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
 """GPT-2's alphabet, in which byte-level vocabularies are written."""
+_SPACE, _BYTE_TOKEN = "▁", re.compile("<0x([0-9A-F]{2})>")
+"""A space, and a byte, in the vocabularies of SentencePiece."""
 
 
 class TokenTable:
@@ -50,7 +53,11 @@ class TokenTable:
         token = self._tokenizer.convert_ids_to_tokens(token_id)
         if token is None:  # padding of the vocabulary
             return "", b""
-        if all(character in _BYTES for character in token):
+        if (spelled := _BYTE_TOKEN.fullmatch(token)) is not None:
+            utf8 = bytes([int(spelled[1], 16)])
+        elif _SPACE in token:
+            utf8 = token.replace(_SPACE, " ").encode()
+        elif all(character in _BYTES for character in token):
             utf8 = bytes(_BYTES[character] for character in token)
         else:
             utf8 = self._tokenizer.decode([token_id]).encode()

@@ -184,7 +184,7 @@ def _prompts(model: FamilyModel, config: StageConfig) -> tuple[Prompt, ...]:
     return all_prompts(
         model.task_messages,
         with_chats=config.entry != config.reader,
-        with_media=model.placeholder_ids is not None,
+        with_media=bool(model.input_modalities),
         with_tracks=model.hears_videos,
     )
 

@@ -11,6 +11,7 @@ from stages.chat_prompts import PromptRenderer, language_name
 class QwenOmniModel(FamilyModel):
     """What the families have in common."""
 
+    input_modalities = ("audio", "image", "video")
     hears_videos = True
     recognition_request: ClassVar[str]
     """Asks for the text of a recording in `{language}`."""

@@ -1,6 +1,6 @@
-"""Write a Qwen2.5-Omni, Qwen3-Omni or Qwen3-TTS checkpoint, or a Diffusers pipeline, with random weights,
-which answers any request with nonsense; or one without weights, optionally of the genuine sizes, for
-`omni-server serve --load-format dummy`."""
+"""Write a Qwen2.5-Omni, Qwen3-Omni or Qwen3-TTS checkpoint, a language model with a Qwen3-TTS checkpoint (in
+OUT/llm and OUT/speech), or a Diffusers pipeline, with random weights, which answers any request with nonsense;
+or one without weights, optionally of the genuine sizes, for `omni-server serve --load-format dummy`."""
 
 import argparse
 import os
@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument(
         "--family",
         default="qwen2_5_omni",
-        help="qwen2_5_omni, qwen3_omni, qwen3_tts or diffusers (default: qwen2_5_omni)",
+        help="qwen2_5_omni, qwen3_omni, qwen3_tts, spoken_llm or diffusers (default: qwen2_5_omni)",
     )
     parser.add_argument(
         "--size",
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument(
         "--pipeline",
         help="of --family diffusers: qwen-image (default), qwen-image-edit, sd15, sd3 or flux; of qwen3_tts: "
-        "custom_voice (default), voice_design or base",
+        "custom_voice (default), voice_design or base; of spoken_llm: text (default) or vision",
     )
     args = parser.parse_args()
 

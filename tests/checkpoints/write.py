@@ -12,12 +12,14 @@ from tests.checkpoints.options import DemoFamily, Dtype, Options, Weights
 from tests.checkpoints.qwen2_5_omni.checkpoint import Qwen25OmniCheckpoints
 from tests.checkpoints.qwen3_omni.checkpoint import Qwen3OmniCheckpoints
 from tests.checkpoints.qwen3_tts.checkpoint import Qwen3TTSCheckpoints
+from tests.checkpoints.spoken_llm.checkpoint import SpokenLLMCheckpoints
 from tests.checkpoints.tokenizer import Vocabulary
 
 FAMILIES: dict[str, DemoFamily] = {
     "qwen2_5_omni": Qwen25OmniCheckpoints(),
     "qwen3_omni": Qwen3OmniCheckpoints(),
     "qwen3_tts": Qwen3TTSCheckpoints(),
+    "spoken_llm": SpokenLLMCheckpoints(),
     "diffusers": DiffusersCheckpoints(),
 }
 

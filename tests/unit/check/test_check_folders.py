@@ -97,7 +97,7 @@ def hub_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None
         "weight_map": {"thinker.lm_head.weight": "model-1.safetensors"},
     }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    monkeypatch.setattr(run, "resolve_model_folder", lambda model, **options: folder)
+    monkeypatch.setattr(run, "find_folder", lambda *_, **options: folder)
 
 
 def test_a_model_of_the_hub_needs_no_weights_yet(

@@ -43,6 +43,8 @@ ON_GPUS = {
     "qwen3_omni.4gpu": ("30b", [FOUND_80] * 4),
     "qwen3_omni.8gpu": ("30b", [FOUND_80] * 8),
     "qwen3_tts": ("tts 1b7", [11.6]),
+    "spoken_llm": ("llm 8b", [44.4]),
+    "spoken_llm.2gpu": ("llm 8b", [23.6, 23.6]),
     "diffusers": ("qwen-image", [FOUND_80]),
 }
 """Model, and GiB of each GPU."""
@@ -51,6 +53,7 @@ ON_CPUS = {
     "qwen2_5_omni.demo-cpu": ("tiny qwen2_5_omni", 4),
     "qwen3_omni.demo-cpu": ("tiny qwen3_omni", 4),
     "qwen3_tts.demo-cpu": ("tiny qwen3_tts", 5),
+    "spoken_llm.demo-cpu": ("tiny spoken_llm", 5),
     "diffusers.demo-cpu": ("tiny diffusers", 4),
 }
 """Model, and GB of main memory."""
@@ -59,6 +62,21 @@ TTS_TALKERS = {
     "tts 1b7": None,
 }
 """What differs from 1.7B."""
+QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "dtype": "bfloat16",
+}
+LLMS = {
+    "llm 4b": {"hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True},
+    "llm 8b": {"hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False},
+}
+"""What is not in `QWEN3` of Qwen3-4B and Qwen3-8B."""
 
 Folders = Callable[[str], Path]
 
@@ -77,6 +95,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
             return make_demo_checkpoint(path / "pipeline", family="diffusers", size=model, weights="dummy")
         if model.startswith("tts "):
             return write_tts(path, talker=TTS_TALKERS[model])
+        if model.startswith("llm "):
+            for part in ("llm", "speech"):
+                (path / part).mkdir()
+            (path / "llm" / "config.json").write_text(json.dumps(QWEN3 | LLMS[model]))
+            write_tts(path / "speech")
+            return path
         config = genuine_qwen3() if model == "30b" else genuine_qwen2_5(model)
         (path / "config.json").write_text(json.dumps(config))
         return path
@@ -209,6 +233,37 @@ def test_qwen3_tts_gets_the_largest_deployment_that_fits(model: str, kind: str, 
         assert ("voice_encoder" in planned.stages) == (kind == "base")
         talker = planned.stages["talker"]
         assert (talker.max_model_len, talker.max_num_seqs) == chosen, gib
+
+
+LLM_GPUS = ((16.0,), (20.0,), (24.0,), (32.0,), (40.0,), (48.0,), (16.0, 16.0), (24.0, 24.0))
+"""GiB."""
+LLM_CHOSEN: Mapping[tuple[str, Quantization | None], tuple[tuple[int, int] | None, ...]] = {
+    ("llm 4b", None): (None, (8192, 8), (16384, 8), (32768, 32), TUNED, TUNED, (32768, 16), TUNED),
+    ("llm 4b", "fp8"): ((8192, 4), (16384, 8), (32768, 16), (32768, 32), TUNED, TUNED, (32768, 32), TUNED),
+    ("llm 8b", None): (None, None, None, (16384, 8), (32768, 32), TUNED, None, (32768, 16)),
+    ("llm 8b", "fp8"): (None, (4096, 4), (16384, 8), (32768, 32), TUNED, TUNED, (16384, 8), TUNED),
+}
+"""The table of docs/configuration.md: context and requests at once, without voices that are cloned."""
+
+
+@pytest.mark.parametrize(("model", "quantization"), LLM_CHOSEN)
+def test_a_spoken_language_model_gets_the_largest_deployment_that_fits(
+    model: str, quantization: Quantization | None, folders: Folders
+) -> None:
+    base = load_for(find_shipped_config("spoken_llm"), {"text", "audio"})
+    sizes = sizes_of(base, folders(model))
+
+    def planned(gibs: tuple[float, ...]) -> tuple[int, int] | None:
+        devices, report = gpus(list(gibs)), Report(model)
+        try:
+            config = plan(devices, base, sizes, quantization)
+        except ConfigError:
+            return None
+        check_gpu_memory(config, sizes, devices, report)
+        assert report.findings == []
+        return config.stages["thinker"].max_model_len, config.stages["thinker"].max_num_seqs
+
+    assert tuple(map(planned, LLM_GPUS)) == LLM_CHOSEN[model, quantization]
 
 
 def test_qwen3_omni_without_a_talker_gets_the_thinker_alone(folders: Folders) -> None:

@@ -58,7 +58,8 @@ def test_the_defaults(parsed: list[ServeOptions]) -> None:
 def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
     flags = (
         "--quantization fp8 --max-model-len 8192 --tensor-parallel-size 2 --gpu-memory-utilization 0.8 "
-        "--served-model-name first second --revision v2 --max-speech-characters 10000 "
+        "--served-model-name first second --revision v2 --speech-model some/voice "
+        "--max-speech-characters 10000 "
         "--load-format dummy --host 0.0.0.0 "
         "--port 9000 --max-body-size 64M --allowed-media-domains a.example b.example --request-timeout 90 "
         "--shutdown-timeout 0 --disable-fastapi-docs --log-level debug --uvicorn-log-level warning "
@@ -82,6 +83,7 @@ def test_every_flag_reaches_its_place(parsed: list[ServeOptions]) -> None:
     assert parsed == [
         ServeOptions(
             model="some/model",
+            speech_model="some/voice",
             stage_flags=StageFlags("fp8", 8192, 2, 0.8),
             served_model_names=("first", "second"),
             revision="v2",

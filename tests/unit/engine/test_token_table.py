@@ -1,5 +1,6 @@
 """Bytes and log-probabilities of single tokens."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from transformers import AutoTokenizer
 from vllm.logprobs import Logprob
 
 from omni_server.engine.token_table import TokenTable
+from tests.checkpoints.spoken_llm.tokens import write_sentencepiece_tokenizer
 from tests.checkpoints.write import make_demo_checkpoint
 
 
@@ -48,3 +50,11 @@ def test_the_likeliest_tokens_come_first_and_are_as_many_as_were_asked_for(
     assert (got.sampled.text, got.sampled.logprob) == ("!", -3.0)
     assert [(token.text, token.logprob) for token in got.top] == [(".", -1.0), (",", -2.0)]
     assert table.sampled(c, candidates, 0).top == ()
+
+
+def test_spaces_and_bytes_of_sentencepiece_are_what_they_stand_for(tmp_path: Path) -> None:
+    write_sentencepiece_tokenizer(tmp_path)
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
+    table = TokenTable(tokenizer)
+    ids = tokenizer.convert_tokens_to_ids(["▁hello", "<0xC3>", "a"])
+    assert [table.logprob(token_id, 0.0).utf8 for token_id in ids] == [b" hello", b"\xc3", b"a"]

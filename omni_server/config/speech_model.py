@@ -1,0 +1,52 @@
+"""Two checkpoints as one folder: a language model, and a speech model that reads its answers aloud."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from omni_server.config.checkpoint_files import read_json_object
+from omni_server.errors import ConfigError
+
+SPOKEN_LLM = "SpokenLLM"
+"""The architecture of such a folder."""
+LLM_FOLDER, SPEECH_FOLDER = "llm", "speech"
+
+
+def joined_folder(llm: Path, speech: Path, *, llm_name: str, speech_name: str) -> Path:
+    """Returns a folder with a link to each, in the user's cache; the same for the same two.
+
+    Raises `ConfigError` if it cannot be made.
+    """
+    document: dict[str, object] = {
+        "architectures": [SPOKEN_LLM],
+        LLM_FOLDER: llm_name,
+        SPEECH_FOLDER: speech_name,
+    }
+    quantization = read_json_object(llm / "config.json").get("quantization_config")
+    if quantization is not None:  # read by whoever looks at the weights
+        document["quantization_config"] = quantization
+    config = json.dumps(document, indent=2)
+    links = {LLM_FOLDER: llm.resolve(), SPEECH_FOLDER: speech.resolve()}
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "omni-server"
+    folder = cache / hashlib.sha256(f"{config} {links}".encode()).hexdigest()[:16]
+    if folder.is_dir():
+        return folder
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(dir=cache))
+        try:
+            (unfinished / "config.json").write_text(config, encoding="utf-8")
+            for name, target in links.items():
+                (unfinished / name).symlink_to(target)
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError as error:
+        if not folder.is_dir():  # another server has not made it meanwhile
+            raise ConfigError(
+                f"{cache}: {error.strerror}: set XDG_CACHE_HOME to a folder that can be written"
+            ) from error
+    return folder

@@ -1,0 +1,1 @@
+"""Language models and a Qwen3-TTS checkpoint that reads their answers aloud."""
