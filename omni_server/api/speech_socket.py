@@ -24,13 +24,7 @@ from omni_server.api.realtime.client_events import ClientEvent, parse_event, rea
 from omni_server.api.realtime.connection import release, serve_session
 from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.server_events import new_id
-from omni_server.api.speech import (
-    SpeechRequest,
-    audio_pieces,
-    end_of,
-    parse_without_text,
-    requested_clone,
-)
+from omni_server.api.speech import SpeechRequest, audio_pieces, end_of, parse_without_text, requested_clone
 from omni_server.api.state import ServerState
 from omni_server.api.validation import unsupported
 from omni_server.audio.formats import AudioFormat
@@ -273,9 +267,7 @@ class _Utterance:
             format = self._settings.given.response_format
             self._send("audio.start", format=format, sample_rate=SAMPLE_RATE_HZ, channels=1)
 
-    def _end(
-        self, status: Literal["completed", "cancelled", "failed"], error: OmniError | None = None
-    ) -> None:
+    def _end(self, status: str, error: OmniError | None = None) -> None:
         if error is not None and not self._is_over:
             self._session.send_error(error, utterance_index=self._index)
         self._send("session.done", status=status)

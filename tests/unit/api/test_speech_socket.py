@@ -3,6 +3,7 @@
 import asyncio
 import base64
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,13 @@ async def test_text_needs_a_configuration() -> None:
         assert (await client.next())["error"]["code"] == "invalid_event"
         await client.send("session.config")
         assert (await client.speak("Hello"))[-1]["status"] == "completed"
+
+
+async def test_a_language_model_with_a_voice_reads_text_in_pieces_aloud() -> None:
+    generator = ReadingGenerator(replace(MODEL, reads_text=True))
+    async with SpeechClient(generator) as client:
+        await client.configured(voice="Ethan")
+        assert pcm_of(await client.speak("Hel", "lo")) == to_int16(sound_of("Hello")).tobytes()
 
 
 @pytest.mark.parametrize("model", [MODEL, TEXT_ONLY_MODEL])
