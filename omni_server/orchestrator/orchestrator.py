@@ -47,6 +47,9 @@ from omni_server.types import (
     AudioPart,
     ChatMessage,
     ClonedVoice,
+    ContentPart,
+    ImagePart,
+    MediaKind,
     OmniRequest,
     Output,
     PromptTokens,
@@ -62,6 +65,13 @@ from omni_server.types.images import ImageOutput
 PREFILL_ONLY = SamplingConfig(temperature=0.0, max_tokens=1)
 """For a given reply: one pass over the reply computes its rows. vLLM must still sample a token, which is
 discarded."""
+
+
+_MEDIA_KINDS: Mapping[type[ContentPart], MediaKind] = {
+    AudioPart: "audio",
+    ImagePart: "image",
+    VideoPart: "video",
+}
 
 
 class Orchestrator:
@@ -212,6 +222,9 @@ class Orchestrator:
         if speech is not None and self._config.reader is None and (speech.pieces or speech.clone):
             raise InvalidRequestError("this model answers chats, with its own voices", param="voice")
         parts = [part for message in request.messages for part in message.content]
+        kinds = {_MEDIA_KINDS[type(part)] for part in parts if type(part) in _MEDIA_KINDS}
+        if request.image is None and (refused := kinds.difference(self._family.input_modalities)):
+            raise InvalidRequestError(f"this model does not take {min(refused)} input", param="messages")
         has_track = any(isinstance(part, VideoPart) and part.audio is not None for part in parts)
         if has_track and not self._family.hears_videos:
             raise InvalidRequestError("this model does not hear the audio track of a video", param="messages")

@@ -111,6 +111,8 @@ class WrittenText:
     def __init__(self, spoken: SpokenTextFilter) -> None:
         self._filter = spoken
         self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        self._space = ""
+        self._has_words = False
 
     def push(self, text: str) -> None:
         self._put(self._filter.push(text))
@@ -120,8 +122,13 @@ class WrittenText:
         self._pieces.put_nowait(None)
 
     def _put(self, text: str) -> None:
-        if text:
-            self._pieces.put_nowait(text)
+        """White space waits for the word behind it: at both ends of the text, it is not spoken."""
+        text = self._space + text
+        end = len(text.rstrip())
+        self._space = text[end:]
+        if words := text[:end] if self._has_words else text[:end].lstrip():
+            self._has_words = True
+            self._pieces.put_nowait(words)
 
     async def pieces(self) -> AsyncIterator[str]:
         while (piece := await self._pieces.get()) is not None:
