@@ -76,7 +76,7 @@ class PlainText:
 
 
 class PromptRenderer:
-    """Renders with a checkpoint's processor, which the reference uses too; a model of text has a tokenizer."""
+    """Renders with a checkpoint's processor, which the reference uses too, or a text model's tokenizer."""
 
     input_modalities: tuple[MediaKind, ...]
     """Of images and videos, those that the processor takes."""

@@ -57,13 +57,14 @@ def find_folder(
         return resolve(model, architectures=architectures, revision=revision)
     if SPOKEN_LLM not in architectures:
         raise ConfigError(
-            f"speech model '{speech_model}': the stage config is for {', '.join(architectures)}, which needs none"
+            f"speech model '{speech_model}': the stage config is for {', '.join(architectures)}, which "
+            "needs none"
         )
     llm = resolve(model, revision=revision)
     if family_of(names := architectures_of(llm)) is not None:
         raise ConfigError(
-            f"MODEL '{model}' ({', '.join(names)}) needs no speech model: leave out --speech-model, or give a "
-            "language model"
+            f"MODEL '{model}' ({', '.join(names)}) needs no speech model: leave out --speech-model, or give "
+            "a language model"
         )
     speech = resolve(speech_model)
     if set(names := architectures_of(speech)).isdisjoint(readers := reading_architectures()):

@@ -65,8 +65,8 @@ def add_stage_flags(parser: "argparse.ArgumentParser | argparse._ArgumentGroup")
     parser.add_argument(
         "--speech-model",
         metavar="TTS",
-        help="local folder or hub id of a Qwen3-TTS model, which reads the answers of MODEL, a language model, "
-        "aloud (default: the stage config's)",
+        help="local folder or hub id of a Qwen3-TTS model, which reads the answers of MODEL, a language "
+        "model, aloud (default: the stage config's)",
     )
     parser.add_argument(
         "--quantization",

@@ -1,4 +1,4 @@
-"""Memory that each stage of a spoken language model needs, whatever the architecture of the language model."""
+"""Memory that each stage of a spoken language model needs, for any architecture of the language model."""
 
 from dataclasses import replace
 from pathlib import Path

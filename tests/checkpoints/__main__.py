@@ -1,6 +1,7 @@
 """Write a Qwen2.5-Omni, Qwen3-Omni or Qwen3-TTS checkpoint, a language model with a Qwen3-TTS checkpoint (in
-OUT/llm and OUT/speech), or a Diffusers pipeline, with random weights, which answers any request with nonsense;
-or one without weights, optionally of the genuine sizes, for `omni-server serve --load-format dummy`."""
+OUT/llm and OUT/speech), or a Diffusers pipeline, with random weights, which answers any request with
+nonsense; or one without weights, optionally of the genuine sizes, for `omni-server serve --load-format
+dummy`."""
 
 import argparse
 import os

@@ -86,6 +86,7 @@ class FakeFamily:
     default_voice = "Ada"
     stop_ids: Mapping[str, tuple[int, ...]] = {"thinker": (1,), "talker": (2,)}
     placeholder_ids = PlaceholderIds(AUDIO, IMAGE, VIDEO)
+    input_modalities = ("audio", "image", "video")
     hears_videos = False
     codec = CodecLayout(4, 480)
     row_width = 4
