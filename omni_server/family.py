@@ -119,7 +119,16 @@ class SpeechPrompt:
 class SpeechText(Protocol):
     """The text that one request has spoken, on its way to the rows of the stage that reads it."""
 
+    @property
+    def token_texts(self) -> Sequence[str]:
+        """What each token of the text so far spells."""
+        ...
+
     def push(self, text: str) -> None: ...
+
+    def flush(self) -> None:
+        """What has been pushed is spoken as it is; the next text does not continue its last word."""
+        ...
 
     def finish(self) -> None:
         """There is no more text."""
@@ -228,6 +237,11 @@ class CodecEdge(Protocol):
 
     def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
         """Adds frames; returns the windows now complete."""
+        ...
+
+    def flush(self) -> list[DecoderWindow]:
+        """The frames pause: returns a window of those that can be decoded without more. After it, the numbers of
+        new blocks begin anew."""
         ...
 
     def finish(self) -> list[DecoderWindow]:

@@ -414,6 +414,7 @@ def _model_info(
         image_sizes=orchestrator.images.sizes if "image" in config.outputs else (),
         image_features=features,
         hears_videos=model.hears_videos,
+        reads_text=config.reader is not None,
     )
 
 

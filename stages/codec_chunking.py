@@ -31,7 +31,8 @@ class Window(Generic[F]):
 class CodecChunker(Generic[F]):
     """Cuts the frames of one speech stream into windows.
 
-    The windows depend only on the frames and the ramp, not on how the frames are split across calls. The
+    The windows depend only on the frames, the ramp and calls of `flush`, not on how the frames are split across
+    other calls. The
     emitted spans are contiguous and cover every frame exactly once. No window is longer than the
     `past + new + future` blocks of its place in the ramp; the frames left at the end are fewer than a full
     window, because a full one would already have been cut. Frames that no later window needs are dropped.
@@ -44,12 +45,12 @@ class CodecChunker(Generic[F]):
         self._frames: list[F] = []  # from the first frame that the next window sees
         self._first_frame = 0
         self._emitted = 0
-        self._num_windows = 0
+        self._place_in_ramp = 0
         self._finished = False
 
     def use_ramp(self, new_blocks: Sequence[int]) -> None:
         """Replace the plan's numbers of new blocks. Raises `ValueError` after the first window."""
-        if self._num_windows:
+        if self._emitted:
             raise ValueError("another ramp after the first window")
         self._ramp = tuple(new_blocks)
 
@@ -64,6 +65,17 @@ class CodecChunker(Generic[F]):
                 windows.append(window)
         return windows
 
+    def flush(self) -> list[Window[F]]:
+        """Cut a shorter window: the frames pause. Returns it if it has a block. The ramp begins anew after it."""
+        end = self._first_frame + len(self._frames)
+        num_blocks = (end - self._emitted) // self._frames_per_block - self._plan.future_blocks
+        windows = []
+        if num_blocks > 0 and self._plan.mode == "windows":
+            emit_end = self._emitted + num_blocks * self._frames_per_block
+            windows = [self._cut(emit_end=emit_end, end=end, is_last=False)]
+        self._place_in_ramp = 0
+        return windows
+
     def finish(self) -> list[Window[F]]:
         """End the stream. Returns the last window if any frames have not been emitted yet."""
         self._finished = True
@@ -76,7 +88,7 @@ class CodecChunker(Generic[F]):
         return len(self._frames)
 
     def _next_full_window(self) -> Window[F] | None:
-        new_blocks = self._ramp[min(self._num_windows, len(self._ramp) - 1)]
+        new_blocks = self._ramp[min(self._place_in_ramp, len(self._ramp) - 1)]
         emit_end = self._emitted + new_blocks * self._frames_per_block
         end = emit_end + self._plan.future_blocks * self._frames_per_block
         if end > self._first_frame + len(self._frames):
@@ -92,7 +104,7 @@ class CodecChunker(Generic[F]):
             is_last=is_last,
         )
         self._emitted = emit_end
-        self._num_windows += 1
+        self._place_in_ramp += 1
         next_first = max(0, emit_end - self._plan.past_blocks * self._frames_per_block)
         del self._frames[: next_first - self._first_frame]
         self._first_frame = next_first

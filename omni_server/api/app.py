@@ -28,6 +28,7 @@ from omni_server.api.operations import health_router, metrics_router
 from omni_server.api.realtime.router import realtime_router
 from omni_server.api.responses.router import ResponsesService, responses_router
 from omni_server.api.speech import speech_router
+from omni_server.api.speech_socket import speech_socket_router
 from omni_server.api.state import ServerState
 from omni_server.api.tokenization import tokenization_router
 from omni_server.api.transcriptions import transcriptions_router
@@ -55,7 +56,8 @@ def create_app(state: ServerState, config: ApiConfig, lifespan: Lifespan[FastAPI
     media = MediaLoader(config)
     app = FastAPI(
         title="omni-server",
-        description="OpenAPI has no WebSockets: `/v1/realtime`, OpenAI's realtime API, is served as well.",
+        description="OpenAPI has no WebSockets: `/v1/realtime`, OpenAI's realtime API, and "
+        "`/v1/audio/speech/stream` are served as well.",
         version=__version__,
         openapi_url="/openapi.json" if config.docs else None,
         docs_url=None,  # `docs_router` serves it without a CDN
@@ -82,6 +84,7 @@ def create_app(state: ServerState, config: ApiConfig, lifespan: Lifespan[FastAPI
     if config.docs:
         app.include_router(docs_router())
     app.include_router(realtime_router(state, config, media))
+    app.include_router(speech_socket_router(state, config, media))
     # The last one added is outermost.
     app.add_middleware(BodyLimitMiddleware, config=config, metrics=state.metrics)
     app.add_middleware(AdmissionMiddleware, admission=admission, state=state)

@@ -96,7 +96,8 @@ class ApiConfig:
     max_body_bytes: int = 128 * 1024 * 1024
     """Size of a request's body; larger ones get 413."""
     body_timeout_s: float = 60.0
-    """Time for a request's body to arrive; slower ones get 408."""
+    """Time for a request's body to arrive; slower ones get 408. Also for the next piece of a text that is
+    spoken while it is written."""
     max_total_body_bytes: int = 1024**3
     """Total size of the bodies of all requests without a response yet, as far as received; requests
     beyond it get 503. Parsed and decoded, bodies take several times as much memory."""

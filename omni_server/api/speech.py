@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Literal
@@ -43,7 +43,17 @@ from omni_server.audio.filters import TempoFilter
 from omni_server.audio.formats import MEDIA_TYPES, AudioFormat, parse_format
 from omni_server.errors import InvalidRequestError
 from omni_server.generation import Generator
-from omni_server.types import SAMPLE_RATE_HZ, AudioDelta, ClonedVoice, OmniRequest, ReadAloud, SpeechOutput
+from omni_server.types import (
+    SAMPLE_RATE_HZ,
+    AudioDelta,
+    ClonedVoice,
+    ModelInfo,
+    OmniRequest,
+    ReadAloud,
+    SamplingConfig,
+    SpeechOutput,
+    TextAlignment,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -162,18 +172,18 @@ async def _answer(state: ServerState, config: ApiConfig, media: MediaLoader, giv
     body = validate(SpeechRequest, given)
     check_model(body.model, generator.model_info)
     requests, audio_format = parse_speech(body, name, generator, config.max_speech_characters)
-    requests = in_voice(requests, await _clone(body, generator, media, state.voices))
+    requests = in_voice(requests, await requested_clone(body, generator, media, state.voices))
     speed = 1.0 if body.speed is None else body.speed
     stream = AnswerStream(generator, state, name, one_by_one=requests, input_param="input")
     pace = state.audio_pace(speed)
     if body.stream_format == "sse":
-        pieces = _pieces(stream, name, audio_format, speed, pace, config.sse_keep_alive_s)
+        pieces = audio_pieces(stream, name, audio_format, speed, pace, config.sse_keep_alive_s)
         events = _events(stream, pieces)
         return EventStreamResponse(name, events, first=await anext(events))
     is_whole = body.stream is False or (
         body.stream is None and body.stream_format is None and audio_format in _DECLARING_FORMATS
     )
-    pieces = _pieces(stream, name, audio_format, speed, None if is_whole else pace, is_whole=is_whole)
+    pieces = audio_pieces(stream, name, audio_format, speed, None if is_whole else pace, is_whole=is_whole)
     first = await anext(pieces, b"")
     headers = _HEADERS | {"content-length": str(len(stream.file))} if is_whole else _HEADERS
     return AudioStreamResponse(
@@ -191,18 +201,23 @@ async def _events(stream: AnswerStream, pieces: AsyncGenerator[bytes, None]) -> 
                 yield _DELTAS.frame(text)
             elif has_begun:
                 yield KEEP_ALIVE
+    reason, usage = end_of(stream)
+    done = frame(SpeechAudioDone(type="speech.audio.done", finish_reason=reason, usage=usage))
+    yield _DELTAS.frame(rest) + done if (rest := base64.flush()) else done
+
+
+def end_of(stream: AnswerStream) -> tuple[Literal["stop", "length"], SpeechUsage]:
+    """Why the speech has ended, and what it took."""
     total = total_usage(stream.usages, num_choices=1)
     usage = SpeechUsage(
         input_tokens=total.prompt.total,
         output_tokens=total.codec_tokens,
         total_tokens=total.prompt.total + total.codec_tokens,
     )
-    finish_reason: Literal["stop", "length"] = "length" if stream.num_cut_short else "stop"
-    done = frame(SpeechAudioDone(type="speech.audio.done", finish_reason=finish_reason, usage=usage))
-    yield _DELTAS.frame(rest) + done if (rest := base64.flush()) else done
+    return "length" if stream.num_cut_short else "stop", usage
 
 
-async def _pieces(
+async def audio_pieces(
     stream: AnswerStream,
     name: str,
     audio_format: AudioFormat,
@@ -211,6 +226,7 @@ async def _pieces(
     heartbeat_s: float | None = None,
     *,
     is_whole: bool = False,
+    on_alignment: Callable[[TextAlignment], None] = lambda _: None,
 ) -> AsyncGenerator[bytes, None]:
     """Yields the audio file as it is made, and an empty piece after `heartbeat_s` seconds of silence. A whole
     file is yielded once it is complete, and `stream` holds it: a client that reads slowly can lose the rest."""
@@ -229,6 +245,8 @@ async def _pieces(
             async for item in events:
                 if item is None:
                     yield b""
+                elif isinstance(item[1], TextAlignment):
+                    on_alignment(item[1])
                 elif isinstance(item[1], AudioDelta) and item[1].samples.size:
                     is_quick = tempo is None and encoder.is_quick
                     samples = item[1].samples
@@ -256,7 +274,7 @@ def in_voice(requests: Sequence[OmniRequest], clone: ClonedVoice | None) -> list
     ]
 
 
-async def _clone(
+async def requested_clone(
     body: SpeechRequest, generator: Generator, media: MediaLoader, voices: VoiceStore
 ) -> ClonedVoice | None:
     """Returns the voice that the request brings or that was sent earlier. Raises `OmniError`."""
@@ -310,6 +328,32 @@ def parse_speech(
     Raises `InvalidRequestError` or `ModelNotFoundError`.
     """
     model = generator.model_info
+    speech, sampling, audio_format = parse_without_text(body, model)
+    _check_length(body.input, "input", max_characters, ". --max-speech-characters sets the server's limit")
+    longest = math.inf if model.text_stage is None else LONGEST_PASSAGE
+    if model.about is not None and model.about.longest_passage is not None:
+        longest = min(longest, model.about.longest_passage)
+    texts = passages(body.input, model.longest_speech_s, longest)
+    if not any(character.isprintable() and not character.isspace() for character in body.input):
+        raise InvalidRequestError(
+            "Invalid 'input': there is no text to read.", param="input", code="empty_string"
+        )
+    requests = [
+        OmniRequest(
+            request_id=f"{name}-{index}",
+            messages=generator.task_messages(ReadAloud(text, speech.instructions)),
+            speech=replace(speech, text=text),
+            sampling=sampling,
+        )
+        for index, text in enumerate(texts)
+    ]
+    return requests, audio_format
+
+
+def parse_without_text(
+    body: SpeechRequest, model: ModelInfo
+) -> tuple[SpeechOutput, Mapping[str, SamplingConfig], AudioFormat]:
+    """The part of `parse_speech` that does not depend on the text. Raises `InvalidRequestError`."""
     for field in body.model_extra or {}:
         logger.debug("ignoring the unknown field %.64r", field)
     if not model.voices:
@@ -321,40 +365,20 @@ def parse_speech(
     audio_format = parse_format(format_name)
     if audio_format is None:
         raise unsupported_choice("response_format", format_name, SPEECH_FORMATS)
-    _check_length(body.input, "input", max_characters, ". --max-speech-characters sets the server's limit")
-    longest = math.inf if model.text_stage is None else LONGEST_PASSAGE
-    if model.about is not None and model.about.longest_passage is not None:
-        longest = min(longest, model.about.longest_passage)
-    texts = passages(body.input, model.longest_speech_s, longest)
-    if not any(character.isprintable() and not character.isspace() for character in body.input):
-        raise InvalidRequestError(
-            "Invalid 'input': there is no text to read.", param="input", code="empty_string"
-        )
     instructions = None if body.instructions is None else body.instructions.strip()
     if instructions in ("", "None"):
         instructions = None
     elif body.instructions is not None:
         _check_length(body.instructions, "instructions", MAX_INSTRUCTIONS)
-    sampling = speech_sampling(body.stage_sampling, body.seed, model)
-    seed = body.seed % 2**63 if body.seed is not None else None  # as in chat completions
-    requests = [
-        OmniRequest(
-            request_id=f"{name}-{index}",
-            messages=generator.task_messages(ReadAloud(text, instructions)),
-            speech=SpeechOutput(
-                voice=voice,
-                seed=seed,
-                text=text,
-                language=body.language,
-                instructions=instructions,
-                text_first=body.non_streaming_mode,
-                must_end=bool(body.must_end),
-            ),
-            sampling=sampling,
-        )
-        for index, text in enumerate(texts)
-    ]
-    return requests, audio_format
+    speech = SpeechOutput(
+        voice=voice,
+        seed=body.seed % 2**63 if body.seed is not None else None,  # as in chat completions
+        language=body.language,
+        instructions=instructions,
+        text_first=body.non_streaming_mode,
+        must_end=bool(body.must_end),
+    )
+    return speech, speech_sampling(body.stage_sampling, body.seed, model), audio_format
 
 
 def _check_length(text: str, param: str, limit: int, hint: str = "") -> None:

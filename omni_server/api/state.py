@@ -39,6 +39,8 @@ class ServerState:
         """Called by `abort`."""
         self.is_ending = asyncio.Event()
         """Set by `drain` and `abort`: no audio is held back any more."""
+        self.num_sessions = 0
+        """Open WebSocket sessions."""
         self._num_in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()

@@ -374,6 +374,7 @@ class Orchestrator:
         assert audio is not None
         asked = request.sampling.get(name)
         has_limit = asked is not None and asked.max_tokens is not None
+        audio.follow(source, is_aligned=request.speech is not None and request.speech.is_aligned)
         params = partial(self._speaker_params, request, name)
         return run.add(SpeechReader(run, self._ar[name], source, audio, params, has_limit=has_limit))
 
@@ -447,7 +448,6 @@ class Orchestrator:
                 past=() if clone is None else _frames_of(clone, decoding.frames.num_codebooks),
             ),
             stop_ids=self._family.stop_ids[self._config.stages[stage].model_stage],
-            may_pause=request.speech.pieces is not None,
             must_end=request.speech.must_end,
         )
         return run.add(audio)

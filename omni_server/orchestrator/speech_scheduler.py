@@ -188,17 +188,15 @@ class PlayoutClock:
         self._is_complete = True
         self._scheduler.recent_frames.append(self._num_frames)
 
-    @property
-    def next_due(self) -> float:
-        """The deadline of the next window to send. If playback has not begun, it is assumed to begin now."""
-        number = self._num_back + len(self._sent)
-        start_s = 0.0 if self.ramp is None else self.ramp.start_s(number)
+    def due(self, start_s: float) -> float:
+        """The deadline of a window whose audio begins there. If playback has not begun, it is assumed to begin
+        now."""
         return (self._scheduler.clock() if self.started_at is None else self.started_at) + start_s
 
-    def window_sent(self) -> float:
-        """The next window is sent to the decoder. Returns its deadline, which is never before that of a first
-        window that is still in the decoder."""
-        due = self.next_due
+    def window_sent(self, start_s: float) -> float:
+        """The next window is sent to the decoder; its audio begins at `start_s`. Returns its deadline, which is
+        never before that of a first window that is still in the decoder."""
+        due = self.due(start_s)
         not_before = -math.inf
         if self._num_back == 0 and self.started_at is None:
             if self._sent:
@@ -226,6 +224,13 @@ class PlayoutClock:
             # Not at once: the results of one step arrive one after the other within the same moment.
             self._look_in(0.0)
 
+    def begin(self) -> None:
+        """Begins playback, if it has not begun."""
+        self._cancel_look()
+        if self.started_at is None:
+            self.started_at = self._scheduler.clock()
+            self._start()
+
     def close(self) -> None:
         """The stream has ended: no window of it is in the decoder, and playback will not begin any more."""
         self._cancel_look()
@@ -251,8 +256,7 @@ class PlayoutClock:
         if min(wait_s, left_s) > 0:
             self._look_in(min(max(wait_s, MIN_RECHECK_S), left_s))
             return
-        self.started_at = now
-        self._start()
+        self.begin()
 
     def _missing_s(self, now: float) -> float:
         """Returns by how many seconds the latest of the coming windows would be late if playback began

@@ -26,6 +26,10 @@ from omni_server.types import AudioDelta
 
 Samples = npt.NDArray[np.float32]
 
+PAUSE_S = 0.1
+"""After so long without another frame, a stream whose text has not come is decoded as far as it goes. A text that
+comes as fast as it is spoken makes no such pauses, and its windows become longer."""
+
 
 @dataclass(eq=False)
 class SpeechStream:
@@ -43,14 +47,18 @@ class SpeechStream:
     """Whose request it is: callers take turns."""
     may_pause: bool = False
     """See `PlayoutClock`."""
+    is_held: Callable[[], bool] = lambda: False
+    """Whether no frame can come before more text does."""
 
     def __post_init__(self) -> None:
         self._unsent: asyncio.Queue[DecoderWindow | None] = asyncio.Queue()
         self._sent: asyncio.Queue[tuple[DecoderWindow, asyncio.Task[Samples]] | None] = asyncio.Queue()
         self._outstanding = asyncio.Semaphore(self.scheduler.max_outstanding_windows)
         self._num_frames = 0
+        self._is_complete = False
         self._num_windows = 0
         self._num_samples = 0  # of all windows up to now
+        self._has_frames = asyncio.Event()
         self._held: list[AudioDelta] | None = []  # until playback may begin; None after that
         self._playout = PlayoutClock(self.scheduler, self._release, self.caller, may_pause=self.may_pause)
 
@@ -64,6 +72,7 @@ class SpeechStream:
             if ramp is not None:
                 self.edge.use_ramp(ramp.new_blocks)
         self._take(self.edge.push(frames))
+        self._has_frames.set()
 
     def finish(self) -> None:
         """Marks the end of the frames; there may have been none."""
@@ -74,6 +83,8 @@ class SpeechStream:
             detail = f"the windows end at sample {self._num_samples}, the frames at sample {num_samples}"
             raise CorruptDataError(self.decoder.name, "window_sequence", detail)
         self._unsent.put_nowait(None)
+        self._is_complete = True
+        self._has_frames.set()
 
     def _take(self, windows: Sequence[DecoderWindow]) -> None:
         for window in windows:
@@ -96,13 +107,28 @@ class SpeechStream:
             async with self.decoder.life.needed(), asyncio.TaskGroup() as group:
                 group.create_task(self._send(group))
                 group.create_task(self._collect())
+                if self.may_pause:
+                    group.create_task(self._play_to_pauses())
+
+    async def _play_to_pauses(self) -> None:
+        while not self._is_complete:
+            try:
+                async with asyncio.timeout(PAUSE_S):
+                    await self._has_frames.wait()
+                self._has_frames.clear()
+            except TimeoutError:
+                if self.is_held():
+                    self._take(self.edge.flush())
+                    self._playout.begin()
+                    await self._has_frames.wait()
 
     async def _send(self, group: asyncio.TaskGroup) -> None:
         number = 0
         while (window := await self._unsent.get()) is not None:
             await self._outstanding.acquire()
-            await self.scheduler.limiter.enter(self._playout.next_due)
-            priority = self.scheduler.priority(self._playout.window_sent())
+            start_s = window.first_sample / self.layout.sample_rate_hz
+            await self.scheduler.limiter.enter(self._playout.due(start_s))
+            priority = self.scheduler.priority(self._playout.window_sent(start_s))
             self.timeline.mark_window_sent(self.decoder.stage)
             task = group.create_task(self._compute(f"{self.request_id}-{number}", window, priority))
             # Not in the task's own `finally`: a task cancelled before its first step never reaches it.

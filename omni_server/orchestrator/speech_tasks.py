@@ -21,13 +21,14 @@ from omni_server.orchestrator.row_feeder import RowFeeder
 from omni_server.orchestrator.speech_decoding import SpeechDecoding
 from omni_server.orchestrator.speech_stream import SpeechStream
 from omni_server.orchestrator.spoken_text import SpokenText
-from omni_server.orchestrator.text_source import WrittenText
+from omni_server.orchestrator.text_source import TextSource, WrittenText
 from omni_server.orchestrator.tool_parser import Piece, ToolParser
 from omni_server.types import (
     SAMPLE_RATE_HZ,
     AudioDelta,
     CodecDelta,
     FinishReason,
+    TextAlignment,
     TextDelta,
     ToolCallDelta,
 )
@@ -108,12 +109,11 @@ class AudioTask:
         decoding: SpeechDecoding,
         edge: CodecEdge,
         stop_ids: tuple[int, ...],
-        may_pause: bool = False,
         must_end: bool = False,
     ) -> None:
         """`source` samples the tokens; every `num_sampled` consecutive tokens form a frame, with the codes
-        predicted for them. `stop_ids` end the sequence and are not part of a frame. For `may_pause`, see
-        `PlayoutClock`; for `must_end`, `SpeechOutput`."""
+        predicted for them. `stop_ids` end the sequence and are not part of a frame. For
+        `must_end`, see `SpeechOutput`."""
         layout = decoding.layout
         self._request = request
         self._source = source
@@ -121,9 +121,10 @@ class AudioTask:
         self._edge = edge
         self._frames = decoding.frames
         self._stop_ids = stop_ids
-        self._may_pause = may_pause
         self._must_end = must_end
         self._max_frames: int | None = None
+        self._text: TextSource | None = None
+        self._is_aligned = False
         self.is_over = False
         self._speech: SpeechStream | None = None  # until there is a frame to decode, or the end
         self._has_begun = asyncio.Event()
@@ -134,6 +135,10 @@ class AudioTask:
         self.tokens_per_output = layout.frames_per_block * decoding.frames.num_sampled
         self._rest: tuple[int, ...] = ()
         self._num_samples = 0
+
+    def follow(self, text: TextSource, *, is_aligned: bool) -> None:
+        """The source reads `text`. `is_aligned`: report which of it each frame is given."""
+        self._text, self._is_aligned = text, is_aligned
 
     def limit(self, num_frames: int) -> None:
         """Cuts the speech there, as the limit of its tokens does."""
@@ -166,6 +171,7 @@ class AudioTask:
             self._request.timeline.mark_output(self._source)
             self._request.num_frames += len(frames)
             self._request.emit(CodecDelta(tokens[:end]))
+            self._align(self._request.num_frames - len(frames))
             self._begun().push(frames)
         is_cut = self._max_frames is not None and self._request.num_frames >= self._max_frames
         if output.finish_reason is not None or is_cut:
@@ -179,10 +185,18 @@ class AudioTask:
         """Marks the end of the tokens; there may have been none."""
         self._begun().finish()
 
+    def _align(self, first_frame: int) -> None:
+        layout = self._decoding.layout
+        for frame in range(first_frame, self._request.num_frames) if self._is_aligned else ():
+            if self._text is not None and (text := self._text.given(frame)):
+                end = layout.first_sample(frame + 1) * SAMPLE_RATE_HZ // layout.sample_rate_hz
+                self._request.emit(TextAlignment(text, end))
+
     def _begun(self) -> SpeechStream:
         """The stream of windows. The first call chooses the decoder."""
         if self._speech is None:
             decoder = self._request.choose(self._decoding.decoder)
+            text = self._text
             self._speech = SpeechStream(
                 self._request.request_id,
                 decoder=decoder,
@@ -192,7 +206,8 @@ class AudioTask:
                 timeline=self._request.timeline,
                 emit=self._take_audio,
                 caller=self._request.ticket.caller,
-                may_pause=self._may_pause,
+                may_pause=text is not None and not text.is_whole,
+                is_held=lambda: text is not None and text.is_awaited(self._request.num_frames),
             )
             self._has_begun.set()
         return self._speech

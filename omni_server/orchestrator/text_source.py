@@ -9,6 +9,7 @@ from omni_server.engine.prompt_rendering import INLINE_CHARS
 from omni_server.errors import OmniError
 from omni_server.family import SpeechPrompt, SpeechText, SpokenTextFilter
 from omni_server.orchestrator.row_feeder import SpeechTextFeeder
+from omni_server.types import Flush
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class TextSource:
     def __init__(
         self,
         text: SpeechText,
-        pieces: AsyncIterator[str],
+        pieces: AsyncIterator[str | Flush],
         *,
         is_whole: bool,
         on_later_text: Callable[[int], object],
@@ -36,7 +37,7 @@ class TextSource:
         self._text = text
         self._on_later_text = on_later_text
         self._pieces = pieces
-        self._is_whole = is_whole
+        self.is_whole = is_whole
         self._is_complete = False
         self._feeder: SpeechTextFeeder
         self._on_end: Callable[[int], object] | None
@@ -46,7 +47,7 @@ class TextSource:
         """Returns None if all of the text has no tokens."""
         while not self._is_complete:
             await self._read()
-            if not self._is_whole and (prompt := self._text.prompt()) is not None:
+            if not self.is_whole and (prompt := self._text.prompt()) is not None:
                 return prompt
         return self._text.prompt()
 
@@ -55,12 +56,23 @@ class TextSource:
         of the text."""
         self._feeder, self._on_end = feeder, on_end
         self._feed()
+        self._num_prompted = len(self._text.token_texts) - feeder.num_generated_rows
 
     async def run(self) -> None:
         self._task = asyncio.current_task()
         while not self._is_complete:
             await self._read()
             self._on_later_text(self._feed())
+
+    def is_awaited(self, num_frames: int) -> bool:
+        """Whether so many frames are all that can be spoken before more text comes."""
+        return not self._is_complete and num_frames > self._feeder.num_generated_rows
+
+    def given(self, frame: int) -> str:
+        """What the entry was given with this frame, besides what it had before: the tokens in the prompt with the
+        first one, and a token with each later one."""
+        end = self._num_prompted + frame
+        return "".join(self._text.token_texts[max(0, end - 1) if frame else 0 : max(0, end)])
 
     def stop(self) -> None:
         """The speech has ended: the rest of the text is not awaited."""
@@ -85,6 +97,8 @@ class TextSource:
         if piece is None:
             self._text.finish()
             self._is_complete = True
+        elif isinstance(piece, Flush):
+            self._text.flush()
         elif len(piece) <= INLINE_CHARS:
             self._text.push(piece)
         else:
@@ -101,7 +115,7 @@ class TextSource:
         return len(ids)
 
 
-async def in_one_piece(text: str) -> AsyncIterator[str]:
+async def in_one_piece(text: str) -> AsyncIterator[str | Flush]:
     yield text
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -157,6 +158,13 @@ class ClonedVoice:
     """What is said in the recording."""
 
 
+class Flush(Enum):
+    """Among the pieces of a text: what has come so far is spoken without waiting for the end of its last word.
+    Other tokens may spell a word that is flushed before it is complete."""
+
+    FLUSH = "flush"
+
+
 @dataclass(frozen=True)
 class SpeechOutput:
     """Present in a request for a spoken answer."""
@@ -172,8 +180,10 @@ class SpeechOutput:
     """Name of the language, or its ISO 639-1 code, in any case; None and "auto" leave it to the model."""
     instructions: str | None = None
     """How to speak, or a description of the voice."""
-    pieces: AsyncIterator[str] | None = None
+    pieces: AsyncIterator[str | Flush] | None = None
     """In place of `text`, for models that read: the text, spoken while it is written."""
+    is_aligned: bool = False
+    """For models that read: report `TextAlignment`."""
     text_first: bool | None = None
     """For models that read: the prompt has all of the text, instead of a token for each frame of speech. By
     default, `pieces` are spoken as they come, and a text that is given as the model's reference does it."""
@@ -343,6 +353,16 @@ class AudioDelta:
 
 
 @dataclass(frozen=True)
+class TextAlignment:
+    """The next piece of a text that is spoken, as its normal form writes it (NFC), and when the model was given
+    it. Precedes the audio."""
+
+    text: str
+    end_sample: int
+    """Where the audio of the frame ends with which the model was given the text, at 24 kHz."""
+
+
+@dataclass(frozen=True)
 class WindowTimes:
     """Times of one window of codec tokens, in seconds since the request began."""
 
@@ -383,7 +403,15 @@ class Finished:
 
 
 OmniEvent = (
-    TextDelta | ToolCallDelta | CodecDelta | AudioDelta | ImageProgress | PartialImage | ImageDone | Finished
+    TextDelta
+    | ToolCallDelta
+    | CodecDelta
+    | AudioDelta
+    | TextAlignment
+    | ImageProgress
+    | PartialImage
+    | ImageDone
+    | Finished
 )
 
 
@@ -440,6 +468,8 @@ class ModelInfo:
     image_features: ImageFeatures = field(default_factory=ImageFeatures)
     hears_videos: bool = False
     """Whether it can hear the audio track of a video with its frames."""
+    reads_text: bool = False
+    """Whether it can speak a text while it is written (`SpeechOutput.pieces`)."""
 
     @property
     def clones_voices(self) -> bool:

@@ -41,6 +41,9 @@ class TalkerToCode2Wav:
     def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
         return self._requests(self._chunker.push(code for (code,) in frames))
 
+    def flush(self) -> list[DecoderWindow]:
+        return self._requests(self._chunker.flush())
+
     def finish(self) -> list[DecoderWindow]:
         return self._requests(self._chunker.finish())
 

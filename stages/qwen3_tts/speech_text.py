@@ -1,9 +1,11 @@
 """The text of one request, on its way to the talker."""
 
+from collections.abc import Sequence
+
 from omni_server.family import SpeechPrompt
 from stages.qwen3_tts.checkpoint_config import CheckpointConfig
 from stages.qwen3_tts.layout import Speaking, speech_prompt
-from stages.qwen3_tts.tokens import TextStream, TextTokenizer
+from stages.qwen3_tts.tokens import TextStream, TextToken, TextTokenizer
 
 _ROLE = "<|im_start|>assistant\n"
 _SPARE_FRAMES, _MAX_FRAMES_PER_TOKEN = 50, 25
@@ -24,15 +26,23 @@ class Qwen3TTSText:
         self._speaking = speaking
         self._stream = TextStream(tokenizer)
         self._ids: tuple[int, ...] = ()
+        self.token_texts: list[str] = []
         self._num_taken = 0
         self._is_complete = False
 
     def push(self, text: str) -> None:
-        self._ids += self._stream.push(text)
+        self._add(self._stream.push(text))
+
+    def flush(self) -> None:
+        self._add(self._stream.finish())
 
     def finish(self) -> None:
-        self._ids += self._stream.finish()
+        self.flush()
         self._is_complete = True
+
+    def _add(self, tokens: Sequence[TextToken]) -> None:
+        self._ids += tuple(token.id for token in tokens)
+        self.token_texts += [token.text for token in tokens]
 
     @property
     def max_tokens(self) -> int:

@@ -1,11 +1,21 @@
 """Tokens of the text that is spoken, also of a text that arrives in pieces."""
 
+import itertools
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
+
+_LONGEST_WORD = 1024
+"""Characters that wait for the end of their word: each piece of it costs another look at all of them."""
+
+
+class TextToken(NamedTuple):
+    id: int
+    text: str
+    """What it spells. A character of several tokens is the last one's."""
 
 
 class TextTokenizer:
@@ -28,6 +38,13 @@ class TextTokenizer:
     def plain_ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._plain.encode(text, add_special_tokens=False).ids)
 
+    def plain_tokens(self, text: str) -> list[TextToken]:
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        starts = [start for start, _ in encoding.offsets][1:]
+        ends = [0, *map(min, starts, (end for _, end in encoding.offsets)), len(text)]
+        texts = (text[start:end] for start, end in itertools.pairwise(ends))
+        return [TextToken(token, spelled) for token, spelled in zip(encoding.ids, texts, strict=False)]
+
     def normalized(self, text: str) -> str:
         normalizer = self._plain.normalizer
         return text if normalizer is None else normalizer.normalize_str(text)
@@ -45,16 +62,17 @@ class TextStream:
         self._tokenizer = tokenizer
         self._rest = ""
 
-    def push(self, text: str) -> tuple[int, ...]:
+    def push(self, text: str) -> list[TextToken]:
         self._rest = self._tokenizer.normalized(self._rest + text)
         return self._take(self._settled())
 
-    def finish(self) -> tuple[int, ...]:
+    def finish(self) -> list[TextToken]:
+        """The tokens of the rest. Text that is pushed after it begins anew."""
         return self._take(len(self._rest))
 
-    def _take(self, end: int) -> tuple[int, ...]:
+    def _take(self, end: int) -> list[TextToken]:
         settled, self._rest = self._rest[:end], self._rest[end:]
-        return self._tokenizer.plain_ids(settled)
+        return self._tokenizer.plain_tokens(settled)
 
     def _settled(self) -> int:
         """Where the last word begins, or white space before it: later text may change both. A mark may yet
@@ -63,4 +81,4 @@ class TextStream:
             is_mark = unicodedata.category(self._rest[start]).startswith("M")
             if start > 0 and not is_mark and not self._rest[start - 1].isspace():
                 return start
-        return 0
+        return 0 if len(self._rest) <= _LONGEST_WORD else len(self._rest)

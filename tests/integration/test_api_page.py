@@ -65,4 +65,5 @@ def test_every_path_has_a_section(demo: ServerProcess) -> None:
     )  # other names are below the heading
 
     documented = set(re.findall(r"/[a-z0-9_/]+", headings))
-    assert documented == {path.partition("/{")[0] for path in paths} | {"/v1/realtime"}
+    sockets = {"/v1/realtime", "/v1/audio/speech/stream"}
+    assert documented == {path.partition("/{")[0] for path in paths} | sockets

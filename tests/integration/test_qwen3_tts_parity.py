@@ -2,23 +2,41 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fastapi import FastAPI
 
+from omni_server.api.app import create_app
+from omni_server.api.config import ApiConfig
+from omni_server.api.state import ServerState
 from omni_server.check.default_config import load_for
 from omni_server.config.load import find_shipped_config
 from omni_server.errors import DeadlineExceededError
 from omni_server.offline import OmniOutput, collect
-from omni_server.types import ClonedVoice, OmniRequest, SamplingConfig, SpeechOutput
+from omni_server.orchestrator.text_source import in_one_piece
+from omni_server.types import (
+    AudioDelta,
+    ClonedVoice,
+    CodecDelta,
+    OmniEvent,
+    OmniRequest,
+    SamplingConfig,
+    SpeechOutput,
+    TextAlignment,
+)
 from omni_server.verify.compare import signal_to_noise_db
 from tests.integration.live import LiveOmni, changed_config
 from tests.integration.parity import QWEN3_WAVEFORM_SNR_DB
 from tests.reference.qwen3_tts import Qwen3TTSReference, Spoken
 from tests.reference.qwen3_tts_cases import CASES, TTSCase
+from tests.spoken_texts import TEXTS
+from tests.unit.api.speech_client import SpeechClient
 
 CHECKPOINTS = sorted({case.checkpoint for case in CASES.values()})
 CONFIG = load_for(find_shipped_config("qwen3_tts.demo-cpu"), {"audio"})
@@ -168,6 +186,119 @@ def test_texts_that_are_not_continued_are_preempted_for_others(two_seats: Served
     for answer in two_seats.live.run(overtaken()):
         two_seats.check(case, answer)
     assert two_seats.live.num_resumed()["talker"] == 1
+
+
+def in_words(text: str) -> list[str]:
+    return re.findall(r"\S+\s*|\s+", text)
+
+
+def in_short_pieces(text: str, random: np.random.Generator) -> list[str]:
+    pieces = []
+    while text:
+        length = int(random.integers(1, 8))
+        pieces.append(text[:length])
+        text = text[length:]
+    return pieces
+
+
+async def written(pieces: Sequence[str], random: np.random.Generator) -> AsyncIterator[str]:
+    """With a pause so long that a request that waits is preempted for others."""
+    first, *others = pieces
+    yield first
+    for number, piece in enumerate(others):
+        await asyncio.sleep(0.4 if number == 1 else float(random.choice([0, 0.002, 0.01])))
+        yield piece
+
+
+def test_forty_texts_in_any_pieces_are_spoken_as_at_once_alone_and_eight_together(two_seats: Served) -> None:
+    """Eight share two seats, and are preempted where their texts pause."""
+    omni, random = two_seats.live.omni, np.random.default_rng(0)
+    greedy = {"talker": SamplingConfig(temperature=0.0, max_tokens=12)}
+
+    def spoken(
+        number: int, kind: str, pieces: AsyncIterator[str] | None
+    ) -> Coroutine[None, None, OmniOutput]:
+        text = TEXTS[number] if pieces is None else None
+        speech = SpeechOutput(voice="Vivian", text=text, pieces=pieces, text_first=False)
+        return collect(omni, OmniRequest(f"{kind}-{number}", (), speech, greedy))
+
+    async def eight(begin: int, kind: str, split: Callable[[str], Sequence[str]]) -> list[OmniOutput]:
+        numbers = range(begin, begin + 8)
+        texts = [written(split(TEXTS[number]), random) for number in numbers]
+        return await asyncio.gather(*map(spoken, numbers, [kind] * 8, texts))
+
+    num_resumed = two_seats.live.num_resumed()["talker"]
+    wanted = [two_seats.live.run(spoken(number, "whole", None)) for number in range(len(TEXTS))]
+    for begin in range(0, len(TEXTS), 8):
+        for kind, split in (
+            ("words", in_words) if begin % 16 else ("once", lambda text: [text]),
+            ("pieces", partial(in_short_pieces, random=random)),
+        ):
+            answers = two_seats.live.run(eight(begin, kind, split))
+            for answer, want in zip(answers, wanted[begin : begin + 8], strict=True):
+                assert answer.codes == want.codes, kind
+                assert signal_to_noise_db(want.audio, answer.audio) > QWEN3_WAVEFORM_SNR_DB
+    assert two_seats.live.num_resumed()["talker"] > num_resumed
+    assert two_seats.live.held_rows() == 0
+
+
+def test_a_word_is_reported_with_the_first_frame_that_depends_on_it(two_seats: Served) -> None:
+    text, changed = "one two three four", "one two green four"
+    greedy = {"talker": SamplingConfig(temperature=0.0, max_tokens=30, ignore_eos=True)}
+
+    def events_of(text: str) -> list[OmniEvent]:
+        speech = SpeechOutput(voice="Vivian", pieces=in_one_piece(text), is_aligned=True)
+        return two_seats.live.events(OmniRequest("aligned", (), speech, greedy))
+
+    frames = []
+    for spoken in (text, changed):
+        events = events_of(spoken)
+        assert "".join(event.text for event in events if isinstance(event, TextAlignment)) == spoken
+        codes = [code for event in events if isinstance(event, CodecDelta) for code in event.codes]
+        frames.append(np.reshape(codes, (-1, 16)))
+    first_changed = int(np.flatnonzero((frames[0] != frames[1]).any(axis=1))[0])
+    told, ends = "", []
+    for event in events:
+        if isinstance(event, TextAlignment):
+            told += event.text
+            ends += [event.end_sample] * (len(told) - len(ends))
+    num_samples = sum(event.samples.size for event in events if isinstance(event, AudioDelta))
+    assert ends[text.index("three")] * len(frames[1]) == (first_changed + 1) * num_samples
+
+
+@pytest.mark.parametrize("served", ["tiny.custom_voice"], indirect=True)
+def test_sessions_speak_while_they_are_written_and_leave_nothing(served: Served) -> None:
+    """Two hundred, half of which are left at a moment of their own, and a tenth is never written to its end."""
+    live = served.live
+
+    async def session(app: FastAPI, number: int) -> None:
+        async with SpeechClient(app=app) as client:
+            limit = {"talker": {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True}}
+            await client.configured(voice="Vivian", stage_sampling=limit, alignment=number % 3 == 0)
+            await client.send("input.text", text="I ")
+            if number == 0:
+                await client.until("binary")  # before the text ends
+            if number % 2:
+                await asyncio.sleep(number / 200)
+            elif number % 10 == 2:
+                assert (await client.until("error"))["error"]["code"] == "text_timeout"
+                assert (await client.until("session.done"))["status"] == "failed"
+            else:
+                assert (await client.speak("speak", " number ", str(number)))[-1]["status"] == "completed"
+
+    async def all_sessions() -> None:
+        state = ServerState(live.omni)
+        app = create_app(state, ApiConfig(body_timeout_s=2.0))
+        async with asyncio.TaskGroup() as group:
+            for number in range(200):
+                group.create_task(session(app, number))
+        await asyncio.wait_for(state.wait_idle(), 30)
+        assert (state.num_sessions, state.unsent.num_bytes, live.omni.num_running) == (0, 0, 0)
+
+    live.run(all_sessions())
+    assert live.held_rows() == 0
+    case = CASES["short_streamed"]
+    served.check(case, live.answer(served.request(case)))
 
 
 def test_half_a_minute_sounds_as_decoded_in_one_pass(

@@ -37,7 +37,8 @@ from tests.checkpoints.write import make_demo_checkpoint
 from tests.integration.live import LiveOmni
 from tests.integration.parity import QWEN3_WAVEFORM_SNR_DB
 from tests.unit.api.clients import http_client
-from tests.unit.api.realtime.realtime_client import RealtimeClient, audio_of
+from tests.unit.api.realtime.realtime_client import Event, RealtimeClient, audio_of
+from tests.unit.api.speech_client import SpeechClient, pcm_of
 from tests.unit.api.sse_validator import read_stream
 
 CONFIG = load_stage_config(find_shipped_config("spoken_llm.demo-cpu")).reduced_to({"text", "audio"})
@@ -108,6 +109,19 @@ def test_an_answer_that_ends_in_the_middle_is_spoken_to_its_end(live: LiveOmni, 
     answer = live.answer(chat(0, max_tokens=max_tokens, ignore_eos=True))
     assert answer.finish_reason == "length"
     same_speech(answer, read_aloud(live, spoken(answer.text), VOICES[0]))
+
+
+@with_text
+def test_a_text_in_pieces_is_read_aloud_without_the_language_model(live: LiveOmni) -> None:
+    async def session() -> list[Event]:
+        async with SpeechClient(app=create_app(ServerState(live.omni), ApiConfig())) as client:
+            sampling = {"temperature": 0.0, "repetition_penalty": 1.05, "max_tokens": 24}
+            await client.configured(voice=VOICES[0], stage_sampling={"talker": sampling})
+            return await client.speak("One, t", "wo, three", ".")
+
+    wanted = read_aloud(live, "One, two, three.", VOICES[0])
+    heard = np.frombuffer(pcm_of(live.run(session())), "<i2") / np.float32(32768)
+    assert signal_to_noise_db(wanted.audio, heard) > 60  # 16 bits
 
 
 @with_text

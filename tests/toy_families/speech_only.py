@@ -45,6 +45,9 @@ class Windows:
     def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
         return [self._request(window) for window in self._chunker.push(frames)]
 
+    def flush(self) -> list[DecoderWindow]:
+        return [self._request(window) for window in self._chunker.flush()]
+
     def finish(self) -> list[DecoderWindow]:
         return [self._request(window) for window in self._chunker.finish()]
 

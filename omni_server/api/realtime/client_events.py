@@ -6,6 +6,7 @@ unbounded; "5" passes for 5; unknown fields are kept; and errors list what each 
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -177,7 +178,7 @@ class ResponseCancel(ClientEvent):
     response_id: str | None = None
 
 
-_EVENTS: dict[str, type[ClientEvent]] = {
+_EVENTS: dict[str, type[BaseModel]] = {
     "session.update": SessionUpdate,
     "input_audio_buffer.append": AudioAppend,
     "input_audio_buffer.commit": AudioCommit,
@@ -196,15 +197,15 @@ async def read_frame(text: str) -> dict[str, JsonValue]:
     return _read(text) if len(text) <= _PARSE_INLINE_CHARS else await asyncio.to_thread(_read, text)
 
 
-def parse_event(frame: dict[str, JsonValue]) -> ClientEvent:
-    """Raises `InvalidRequestError`, with code `invalid_event` for an unknown type, else for the invalid
-    field."""
+def parse_event(frame: dict[str, JsonValue], events: Mapping[str, type[BaseModel]] = _EVENTS) -> BaseModel:
+    """`events` are the known types. Raises `InvalidRequestError`, with code `invalid_event` for an unknown type,
+    else for the invalid field."""
     kind = frame.get("type")
-    schema = _EVENTS.get(kind) if isinstance(kind, str) else None
+    schema = events.get(kind) if isinstance(kind, str) else None
     if schema is None:
         shown = f"'{kind[:64]}'" if isinstance(kind, str) else "missing or no string"
         raise InvalidRequestError(
-            f"Invalid 'type': {shown}. Supported events are: {', '.join(_EVENTS)}.",
+            f"Invalid 'type': {shown}. Supported events are: {', '.join(events)}.",
             param="type",
             code="invalid_event",
         )

@@ -19,11 +19,11 @@ class SlowClientError(Exception):
 
 
 class Outbox:
-    def __init__(self, send: Callable[[str], Awaitable[None]], send_timeout_s: float) -> None:
+    def __init__(self, send: Callable[[str | bytes], Awaitable[None]], send_timeout_s: float) -> None:
         """`send` passes one frame to the connection and returns when there is room for the next."""
         self._send = send
         self._send_timeout_s = send_timeout_s
-        self._frames: deque[tuple[str, str | None]] = deque()
+        self._frames: deque[tuple[str | bytes, str | None]] = deque()
         """Each with the response whose audio it is; None for other events."""
         self._num_chars = 0
         self._is_overflowing = False
@@ -33,21 +33,25 @@ class Outbox:
 
     def put(self, kind: type[BaseModel], **fields: object) -> None:
         """`kind` is an event of `openai.types.realtime`; its `type` and an `event_id` join `fields`."""
-        if self._is_overflowing:
-            return
         [name] = get_args(kind.model_fields["type"].annotation)
         event = kind(type=name, event_id=new_id("event"), **fields)
-        text = event.model_dump_json(exclude_unset=True)
-        self._frames.append((text, event.response_id if isinstance(event, ResponseAudioDeltaEvent) else None))
-        self._num_chars += len(text)
+        owner = event.response_id if isinstance(event, ResponseAudioDeltaEvent) else None
+        self.put_frame(event.model_dump_json(exclude_unset=True), owner)
+
+    def put_frame(self, frame: str | bytes, audio_of: str | None = None) -> None:
+        """`audio_of` names the response whose audio is in the frame."""
+        if self._is_overflowing:
+            return
+        self._frames.append((frame, audio_of))
+        self._num_chars += len(frame)
         self._is_overflowing = self._num_chars > _MAX_CHARS
         self._filled.set()
         self._empty.clear()
 
     def drop_audio(self, response_id: str) -> None:
         """Discards the unsent audio of a cancelled response."""
-        self._frames = deque((text, owner) for text, owner in self._frames if owner != response_id)
-        self._num_chars = sum(len(text) for text, _ in self._frames)
+        self._frames = deque((frame, owner) for frame, owner in self._frames if owner != response_id)
+        self._num_chars = sum(len(frame) for frame, _ in self._frames)
 
     def forget_all(self) -> None:
         self._frames.clear()
@@ -60,11 +64,11 @@ class Outbox:
             while self._frames:
                 if self._is_overflowing:
                     raise SlowClientError
-                text, _ = self._frames.popleft()
-                self._num_chars -= len(text)
+                frame, _ = self._frames.popleft()
+                self._num_chars -= len(frame)
                 try:
                     async with asyncio.timeout(self._send_timeout_s):
-                        await self._send(text)
+                        await self._send(frame)
                 except TimeoutError:
                     raise SlowClientError from None
             self._empty.set()

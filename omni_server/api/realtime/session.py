@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from openai.types import realtime as wire
 from openai.types.realtime.realtime_server_event import ConversationItemRetrieved
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 
 from omni_server.api.realtime import client_events as client
 from omni_server.api.realtime.audio_format import Samples, decode_audio
+from omni_server.api.realtime.connection import release
 from omni_server.api.realtime.conversation import Conversation, messages_of, text_to_read
 from omni_server.api.realtime.input_buffer import InputBuffer, Started, Stopped
 from omni_server.api.realtime.item_loader import ItemLoader
@@ -36,7 +37,6 @@ _MAX_IN_CONVERSATION = 3
 """Responses in the conversation: one, plus cancelled ones that the stages have not released yet."""
 _INLINE_S = 0.5
 """Speech detection in this much audio takes 3 ms; longer pieces go to a thread."""
-_RELEASE_TIMEOUT_S = 10.0
 
 
 class Session:
@@ -72,25 +72,14 @@ class Session:
         self._apply_config(wire.SessionCreatedEvent)
 
     @property
-    def is_busy(self) -> bool:
-        """Whether a response is in progress."""
-        return bool(self._runs)
-
-    async def wait_answered(self) -> None:
-        """Returns when no response is in progress."""
-        while self._runs:
-            await asyncio.wait([run.task for run in self._runs])
+    def answers(self) -> list[asyncio.Task[None]]:
+        """The responses in progress."""
+        return [run.task for run in self._runs]
 
     async def close(self) -> None:
         """Releases everything without sending events."""
         self._answer_is_due = False
-        tasks = [*(run.task for run in self._runs), *self._transcriptions]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=_RELEASE_TIMEOUT_S)
-            if late:
-                logger.error("session %s: %d requests were not released in time", self.id, len(late))
+        await release([*self.answers, *self._transcriptions], self.id)
 
     async def handle(self, text: str | None) -> None:
         """Handles one frame; None if it is binary. Answers an invalid one with an error event and
@@ -108,7 +97,7 @@ class Session:
     def send_error(self, error: OmniError, event_id: JsonValue = None) -> None:
         self._outbox.put(wire.RealtimeErrorEvent, error=wire_error(error, event_id))
 
-    async def _react(self, event: client.ClientEvent) -> None:
+    async def _react(self, event: BaseModel) -> None:
         match event:
             case client.AudioAppend():
                 await self._append(event)

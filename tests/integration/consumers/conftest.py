@@ -19,6 +19,7 @@ from omni_server.types import AudioDelta
 from tests.browser.scripted_server import ScriptedServer
 from tests.integration.server_process import ROOT, wait_until
 from tests.unit.api.fake_generator import MODEL, finished
+from tests.unit.api.speech_client import ReadingGenerator
 
 PROGRAMS = Path(__file__).parent / "programs"
 WAV = ROOT / "tests" / "data" / "media" / "speech_hello.wav"
@@ -53,10 +54,15 @@ def agent(environments: Path, tmp_path_factory: pytest.TempPathFactory) -> Agent
     """Runs a program of `programs/` with the services that the consumer's recipe makes."""
 
     def run(consumer: str, mode: str, url: str, model: str) -> dict[str, Any]:
-        cascade, realtime, reading = recipe(consumer, "python", url, model)
+        cascade, realtime, reading, streaming = recipe(consumer, "python", url, model)
         services = tmp_path_factory.mktemp(consumer) / "services.py"
         services.write_text(
-            {"read": reading, "realtime": realtime, "realtime-tool": realtime}.get(mode, cascade)
+            {
+                "read": reading,
+                "stream": streaming,
+                "realtime": realtime,
+                "realtime-tool": realtime,
+            }.get(mode, cascade)
         )
         command: list[str | Path] = [
             environments / "agents" / "bin" / "python",
@@ -112,6 +118,7 @@ READER = replace(
     outputs=frozenset({"audio"}),
     text_stage=None,
     input_modalities=(),
+    reads_text=True,
 )
 READER_SAMPLES = 24_000
 
@@ -124,6 +131,17 @@ def reader() -> Iterator[ScriptedServer]:
     pieces = [AudioDelta(position * len(tone), tone) for position in range(5)]
     server.generator.model_info = READER
     server.generator.script = [*pieces, finished(codec_tokens=5)]
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def reader_of_pieces() -> Iterator[ScriptedServer]:
+    """As `reader`, but it speaks the pieces of a text as they come."""
+    server = ScriptedServer()
+    server.generator = server.state.generator = ReadingGenerator(READER)
     try:
         yield server
     finally:

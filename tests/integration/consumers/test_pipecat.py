@@ -7,6 +7,7 @@ from omni_server.types import SpeechOutput
 from tests.browser.scripted_server import ScriptedServer
 from tests.integration.consumers.conftest import READER_SAMPLES, Agent
 from tests.integration.consumers.scripted_server import ANSWER
+from tests.unit.api.speech_client import sound_of
 
 NAME = "pipecat"
 
@@ -37,3 +38,12 @@ def test_a_model_that_only_reads_aloud_is_the_voice_of_an_agent(reader: Scripted
     assert reader.generator.last_request.speech == SpeechOutput(
         voice="ryan", text="Good morning!", instructions="Speak calmly."
     )
+
+
+def test_an_answer_is_spoken_while_it_is_written(reader_of_pieces: ScriptedServer, agent: Agent) -> None:
+    report = agent(NAME, "stream", reader_of_pieces.url, "tts")
+
+    assert (report["errors"], report["samples"]) == ([], len(sound_of("Good morning!")))
+    speech = reader_of_pieces.generator.last_request.speech
+    assert speech is not None
+    assert speech.voice == "ryan"

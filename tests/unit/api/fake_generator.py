@@ -61,6 +61,7 @@ CLONING_MODEL = replace(
     outputs=frozenset({"audio", "voice"}),
     text_stage=None,
     input_modalities=(),
+    reads_text=True,
 )
 CLONING_CHAT_MODEL = replace(CLONING_MODEL, outputs=MODEL.outputs | {"voice"}, text_stage=MODEL.text_stage)
 TEXT_ONLY_MODEL = replace(
@@ -73,6 +74,7 @@ READING_MODEL = replace(
     input_modalities=(),
     max_media_per_prompt={},
     hears_videos=False,
+    reads_text=True,
 )
 """It only reads aloud."""
 

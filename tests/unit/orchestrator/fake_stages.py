@@ -217,6 +217,9 @@ class FakeCodecEdge:
         self._codes += [frame[0] for frame in frames]
         return self._cut(whole=True)
 
+    def flush(self) -> list[DecoderWindow]:
+        return self._cut(whole=False)
+
     def finish(self) -> list[DecoderWindow]:
         return [] if self.keeps_the_rest else self._cut(whole=False)
 

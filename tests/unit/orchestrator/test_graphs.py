@@ -1,6 +1,7 @@
 """Requests through the pipelines of the toy families, whose graphs are not that of Qwen2.5-Omni."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +18,7 @@ from omni_server.engine.engine_handle import Stage
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.family import CodecLayout, FamilyModel
 from omni_server.omni import warm_up_request
+from omni_server.orchestrator import speech_stream
 from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.types import (
     AudioDelta,
@@ -24,9 +26,11 @@ from omni_server.types import (
     CodecDelta,
     Finished,
     FunctionTool,
+    OmniEvent,
     OmniRequest,
     SpeechOutput,
     StructuredOutput,
+    TextAlignment,
     TextPart,
     ToolUse,
 )
@@ -216,3 +220,38 @@ async def test_a_text_that_is_still_written_is_closed_however_its_request_ends(
     await settle()
     assert pieces.num_closed == 1
     assert orchestrator.num_running == 0
+
+
+async def test_a_text_that_pauses_is_heard_so_far_and_each_frame_tells_what_it_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(speech_stream, "PAUSE_S", 0.01)
+    server, goes_on = SpeechOnly(family=f"{__name__}:READING"), asyncio.Event()
+    monkeypatch.setattr(server.model, "speech_text", lambda *_: LettersAsTokens())
+
+    async def pieces() -> AsyncGenerator[str, None]:
+        yield "abcd"
+        await goes_on.wait()
+        yield "e"
+
+    wanted = OmniRequest("a", (), SpeechOutput(pieces=pieces(), is_aligned=True))
+    run, events = await submit(server.orchestrator(), wanted), list[OmniEvent]()
+
+    async def listen() -> None:
+        async for event in run:
+            events.append(event)
+
+    listening = asyncio.create_task(listen())
+    await settle()
+    server.speaker.stream.send(*range(4 * NUM_CODEBOOKS))  # one window, and half of the next one
+    await asyncio.sleep(0.1)
+    heard = sum(event.samples.size for event in events if isinstance(event, AudioDelta))
+    samples_per_frame = SAMPLES_PER_FRAME * OUTPUT_RATE_HZ // SAMPLE_RATE_HZ
+    assert 3 * samples_per_frame < heard <= 4 * samples_per_frame
+    goes_on.set()
+    await settle()
+    server.speaker.stream.send(*range(2 * NUM_CODEBOOKS), END, finish="stop")
+    await asyncio.wait_for(listening, 5)
+    told = [(event.text, event.end_sample) for event in events if isinstance(event, TextAlignment)]
+    assert told == [(char, number * samples_per_frame) for number, char in enumerate("abcde", 1)]
+    assert sum(e.samples.size for e in events if isinstance(e, AudioDelta)) == 6 * samples_per_frame

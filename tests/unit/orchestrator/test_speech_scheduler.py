@@ -162,6 +162,7 @@ class Listener:
         may_pause: bool = False,
     ) -> None:
         self.heard_at: list[float] = []
+        self._num_sent = 0
         self.buffer = PlayoutClock(
             scheduler, lambda: self.heard_at.append(clock()), "caller", may_pause=may_pause
         )
@@ -169,8 +170,13 @@ class Listener:
             self.buffer.ramp = WindowRamp(PLAYED, LAYOUT, PLAYED.new_blocks)
         stack.enter_context(scheduler.stream(self.buffer))
 
+    def send_window(self) -> None:
+        ramp = self.buffer.ramp
+        self.buffer.window_sent(0.0 if ramp is None else ramp.start_s(self._num_sent))
+        self._num_sent += 1
+
     def window(self, num_codes: int = 24) -> None:
-        self.buffer.window_sent()
+        self.send_window()
         self.buffer.window_completed(num_codes)
 
     async def talk(self, *block_s: float) -> None:
@@ -192,7 +198,7 @@ async def test_what_a_warm_up_took_holds_no_stream() -> None:
         scheduler = new_scheduler()
         first, stream = Listener(scheduler, stack), Listener(scheduler, stack)
         await first.talk(3.0, 3.0)
-        first.buffer.window_sent()
+        first.send_window()
         await asyncio.sleep(0.9)
         first.buffer.window_completed(24)
         first.buffer.finish()
@@ -241,7 +247,7 @@ async def test_all_whose_windows_come_back_together_are_heard_together_where_all
         for stream in streams:
             stream.buffer.push(BLOCK * 20)
             stream.buffer.finish()
-            stream.buffer.window_sent()
+            stream.send_window()
         await asyncio.sleep(0.01)
         for stream in streams:
             stream.buffer.window_completed(24)

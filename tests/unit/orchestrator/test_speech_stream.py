@@ -3,12 +3,19 @@
 import asyncio
 import random
 
+import numpy as np
 import pytest
 
 from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
 from omni_server.errors import StageError
 from omni_server.orchestrator.speech_scheduler import FIRST_WINDOW_DUE_S
-from tests.unit.orchestrator.simulated_speech import SimulatedCode2Wav, Simulation, Utterance, is_whole
+from tests.unit.orchestrator.simulated_speech import (
+    LAYOUT,
+    SimulatedCode2Wav,
+    Simulation,
+    Utterance,
+    is_whole,
+)
 from tests.unit.orchestrator.virtual_time import clock, in_virtual_time, run
 
 FIRST_DUE = round(1000 * FIRST_WINDOW_DUE_S)
@@ -309,3 +316,29 @@ def test_the_start_delay_ends_with_the_load() -> None:
     _, never = run(lambda: under_load(NO_DELAY))
     assert [u.first_audio_s for u in alone] == pytest.approx([u.first_audio_s for u in never])
     assert all(u.stall_s <= 1e-6 for u in alone)
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+@in_virtual_time
+async def test_a_stream_whose_text_pauses_is_heard_as_far_as_it_goes(*, is_held: bool) -> None:
+    code2wav = SimulatedCode2Wav(step_s=0.01)
+    simulation = Simulation(code2wav, PacingConfig(max_start_delay_s=10.0))
+    utterance = simulation.utterance("u")
+    utterance.output.may_pause, utterance.output.is_held = True, lambda: is_held
+    speaking = asyncio.create_task(utterance.output.run())
+    codes = list(range(200))
+    for begin, end in ((0, 80), (80, 130)):  # the first window has a block of 12, the last one is context
+        utterance.output.push([(code,) for code in codes[begin:end]])
+        await asyncio.sleep(5.0)
+        if is_held:
+            heard = sum(delta.samples.size for _, delta in utterance.pieces)
+            assert heard == (end // 12 - 1) * 12 * LAYOUT.samples_per_frame
+    utterance.output.push([(code,) for code in codes[130:]])
+    utterance.output.finish()
+    await speaking
+    assert is_whole(utterance, 200)
+    unheld = Simulation(SimulatedCode2Wav())
+    whole = await unheld.speak("u", 200)
+    assert np.array_equal(
+        *(np.concatenate([delta.samples for _, delta in spoken.pieces]) for spoken in (utterance, whole))
+    )

@@ -11,6 +11,7 @@ from omni_server.orchestrator import text_source
 from omni_server.orchestrator.row_feeder import SpeechTextFeeder
 from omni_server.orchestrator.text_source import TextSource
 from omni_server.protocol.rows import RowsFeed
+from omni_server.types import Flush
 
 
 class LettersAsTokens:
@@ -18,18 +19,22 @@ class LettersAsTokens:
 
     def __init__(self) -> None:
         self._ids: tuple[int, ...] = ()
-        self._num_tokens = 0
+        self.token_texts: list[str] = []
+        self.num_flushes = 0
 
     def push(self, text: str) -> None:
         self._ids += tuple(map(ord, text))
-        self._num_tokens += len(text)
+        self.token_texts += text
+
+    def flush(self) -> None:
+        self.num_flushes += 1
 
     def finish(self) -> None:
         pass
 
     @property
     def max_tokens(self) -> int:
-        return 10 * self._num_tokens
+        return 10 * len(self.token_texts)
 
     def prompt(self) -> SpeechPrompt | None:
         (first, *self._ids) = self._ids
@@ -62,7 +67,7 @@ class Pieces:
 
 
 async def read(
-    pieces: AsyncIterator[str],
+    pieces: AsyncIterator[str | Flush],
     on_later_text: Callable[[int], object] = lambda _: None,
     on_end: Callable[[int], object] = lambda _: None,
 ) -> tuple[TextSource, asyncio.Task[None]]:
@@ -82,6 +87,36 @@ async def test_text_that_comes_behind_the_prompt_is_counted_and_all_of_it_limits
     _, reading = await read(pieces(), counts.append, limits.append)
     await reading
     assert (sum(counts), limits) == (3, [60])
+
+
+async def test_a_flush_among_the_pieces_makes_the_text_before_it_final() -> None:
+    async def pieces() -> AsyncGenerator[str | Flush, None]:
+        yield "abc"
+        yield Flush.FLUSH
+        yield "d"
+
+    text = LettersAsTokens()
+    source = TextSource(text, pieces(), is_whole=False, on_later_text=lambda _: None)
+    source.begin(SpeechTextFeeder(list[RowsFeed]().append, await source.prompt(), source.stop), None)
+    await source.run()
+    assert text.num_flushes == 1
+
+
+async def test_each_frame_is_given_one_token_after_those_of_the_prompt() -> None:
+    go_on = asyncio.Event()
+
+    async def pieces() -> AsyncGenerator[str, None]:
+        yield "abc"
+        await go_on.wait()
+        yield "d"
+
+    source, reading = await read(pieces())
+    assert [source.given(frame) for frame in range(4)] == ["a", "b", "c", ""]
+    assert [source.is_awaited(num_frames) for num_frames in (1, 2, 3)] == [False, False, True]
+    go_on.set()
+    await reading
+    assert source.given(3) == "d"
+    assert not source.is_awaited(4)
 
 
 async def test_a_time_out_of_the_writer_is_not_taken_for_the_request_s() -> None:

@@ -98,3 +98,27 @@ def test_codes_after_the_end_are_refused() -> None:
     chunker.finish()
     with pytest.raises(ValueError, match="after finish"):
         chunker.push([1])
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=repr)
+@pytest.mark.parametrize("seed", range(10))
+def test_pauses_shorten_windows_and_each_code_is_emitted_once(plan: ChunkPlan, seed: int) -> None:
+    rng = random.Random(seed)
+    codes = list(range(rng.randrange(300)))
+    chunker, windows = CodecChunker[int](plan, BLOCK), list[Window[int]]()
+    for code in codes:
+        windows += chunker.push([code])
+        if rng.random() < 0.1:
+            windows += chunker.flush()
+    windows += chunker.finish()
+    assert [code for window in windows for code in window.emitted] == codes
+    assert all(window.emit_start % BLOCK == 0 and window.first_frame % BLOCK == 0 for window in windows)
+    for window in windows:
+        assert window.frames == tuple(codes[window.first_frame :][: len(window.frames)])
+
+
+def test_after_a_pause_windows_are_short_again() -> None:
+    chunker = CodecChunker[int](ChunkPlan(new_blocks=(1, 2, 4), past_blocks=0, future_blocks=0), 1)
+    ends = [window.emit_end for window in [*chunker.push(range(5)), *chunker.flush(), *chunker.flush()]]
+    assert ends == [1, 3, 5]
+    assert [window.emit_end for window in chunker.push(range(5, 12))] == [6, 8, 12]

@@ -1,9 +1,9 @@
 """LiveKit Agents' OpenAI plugin, called as its agent session calls it. Runs in LiveKit's own environment.
 
-    livekit_agent.py cascade|tool|realtime|realtime-tool|read SERVICES WAV
+    livekit_agent.py cascade|tool|realtime|realtime-tool|read|stream SERVICES WAV
 
 SERVICES is a program that makes the services `stt`, `llm` and `tts`, or for the realtime modes only `llm`, or
-only `tts` to read; WAV is mono, 16 bit, 16 kHz. Prints what came out as one JSON object.
+only `tts` to read, or `tts_service` to stream; WAV is mono, 16 bit, 16 kHz. Prints what came out as one JSON object.
 """
 
 import asyncio
@@ -70,6 +70,20 @@ async def read(services: dict[str, Any], wav: str, text: str = "Good morning!") 
             samples += piece.frame.samples_per_channel
             rates.add(piece.frame.sample_rate)
     return {"samples": samples, "sample_rates": sorted(rates)}
+
+
+async def stream(services: dict[str, Any], wav: str) -> dict[str, object]:
+    """A text is spoken while it is written."""
+    samples = 0
+    async with services["tts_service"] as reader, reader.stream() as speech:
+        speech.push_text("Good ")
+        speech.push_text("morning")
+        early = await anext(speech)  # before the text ends
+        speech.push_text("!")
+        speech.end_input()
+        async for piece in speech:
+            samples += piece.frame.samples_per_channel
+    return {"samples": samples + early.frame.samples_per_channel, "sample_rates": [early.frame.sample_rate]}
 
 
 async def tool(services: dict[str, Any], wav: str) -> dict[str, object]:
@@ -177,6 +191,7 @@ async def main() -> None:
         "realtime": realtime,
         "realtime-tool": realtime_tool,
         "read": read,
+        "stream": stream,
     }
     async with asyncio.timeout(TIMEOUT_S), utils.http_context.open():
         report = await modes[mode](runpy.run_path(program), wav)

@@ -1,9 +1,9 @@
 """Pipecat's OpenAI services in pipelines as its users build them. Runs in Pipecat's own environment.
 
-    pipecat_agent.py cascade|tool|realtime|realtime-tool|read SERVICES WAV
+    pipecat_agent.py cascade|tool|realtime|realtime-tool|read|stream SERVICES WAV
 
 SERVICES is a program that makes the services `stt`, `llm` and `tts`, or for the realtime modes only `llm`, or
-only `tts` to read; WAV is mono, 16 bit, 16 kHz. Prints what came out of the pipeline as one JSON object.
+only `tts` to read or stream; WAV is mono, 16 bit, 16 kHz. Prints what came out of the pipeline as one JSON object.
 """
 
 import asyncio
@@ -21,7 +21,9 @@ from pipecat.frames.frames import (
     Frame,
     FunctionCallResultFrame,
     InputAudioRawFrame,
+    InterruptionFrame,
     LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
     LLMRunFrame,
     LLMTextFrame,
     TranscriptionFrame,
@@ -195,12 +197,30 @@ async def read(services: dict[str, Any], wav: str, heard: Heard) -> None:
     await drive([services["tts"], Listener(heard)], 24_000, speak_up)
 
 
+async def stream(services: dict[str, Any], wav: str, heard: Heard) -> None:
+    """Two answers are spoken while they are written; the user interrupts the first one."""
+
+    async def write(task: PipelineTask) -> None:
+        await task.queue_frames([LLMFullResponseStartFrame(), LLMTextFrame("Never "), LLMTextFrame("mind")])
+        await heard.until(lambda: heard.samples > 0)
+        await task.queue_frame(InterruptionFrame())
+        await task.queue_frames([LLMFullResponseStartFrame(), LLMTextFrame("Good "), LLMTextFrame("morning")])
+        before = heard.samples
+        await heard.until(lambda: heard.samples > before)  # before the text ends
+        await task.queue_frames([LLMTextFrame("!"), LLMFullResponseEndFrame()])
+        await heard.until(lambda: heard.num_utterances > 0)
+        heard.samples -= before
+
+    await drive([services["tts"], Listener(heard)], 24_000, write)
+
+
 MODES = {
     "cascade": cascade,
     "tool": tool,
     "realtime": realtime,
     "realtime-tool": tool,
     "read": read,
+    "stream": stream,
 }
 
 

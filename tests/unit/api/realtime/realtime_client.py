@@ -88,6 +88,8 @@ class RealtimeClient:
     """`async with RealtimeClient(app) as client:` connects; `state` or `app` may be given for more than
     one."""
 
+    path = "/v1/realtime"
+
     def __init__(
         self,
         generator: FakeGenerator | None = None,
@@ -106,8 +108,8 @@ class RealtimeClient:
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": "1.1",
             "scheme": "ws",
-            "path": "/v1/realtime",
-            "raw_path": b"/v1/realtime",
+            "path": self.path,
+            "raw_path": self.path.encode(),
             "query_string": query.encode(),
             "root_path": "",
             "headers": [],

@@ -13,11 +13,11 @@ class Pipe:
     """Takes frames while `is_open` is set."""
 
     def __init__(self) -> None:
-        self.frames: list[str] = []
+        self.frames: list[str | bytes] = []
         self.is_open = asyncio.Event()
         self.is_open.set()
 
-    async def send(self, frame: str) -> None:
+    async def send(self, frame: str | bytes) -> None:
         await self.is_open.wait()
         self.frames.append(frame)
 
