@@ -84,7 +84,7 @@ def _talker_shapes(config: Qwen3TTSTalkerConfig) -> dict[str, tuple[int, ...]]:
     }
     weights = {f"{name}.{key}": w for name, part in modules.items() for key, w in part.state_dict().items()}
     predictor = CodePredictor(predictor_config(config), width, max_batch_size=1, use_kernels=False)
-    weights |= {f"code_predictor.{name}": part for name, (_, part) in predictor.checkpoint_parts().items()}
+    weights |= {f"code_predictor.{name}": part for name, part in predictor.checkpoint_parts().items()}
     return {
         f"talker.{name.replace('embed_tokens', 'codec_embedding')}": tuple(weight.shape)
         for name, weight in weights.items()
