@@ -10,7 +10,6 @@ from stages.qwen_codec.code2wav.transformer import Transformer
 
 class Qwen3OmniNetwork(Code2WavNetwork):
     def __init__(self, config: Qwen3OmniMoeCode2WavConfig) -> None:
-        """Raises `ConfigError` for a config that the network cannot follow."""
         width = config.hidden_size
         transformer = Transformer(config, head_dim=width // config.num_attention_heads)
         super().__init__(config, transformer, code_width=width, width=width, has_lead=True)

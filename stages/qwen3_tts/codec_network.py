@@ -25,7 +25,6 @@ class Qwen3TTSNetwork(Code2WavNetwork):
     """`code_embedding` has the vectors of all codebooks, as their quantizers project them."""
 
     def __init__(self, config: Qwen3TTSDecoderConfig) -> None:
-        """Raises `ConfigError` for a config that the network cannot follow."""
         code_width, width = config.codebook_dim, config.latent_dim
         transformer = ProjectedTransformer(config)
         super().__init__(config, transformer, code_width=code_width, width=width, has_lead=False)

@@ -35,10 +35,7 @@ class CodePredictor(nn.Module):
         use_kernels: bool = True,
     ) -> None:
         """The kernels compute the layers where they are wanted and support the device and the sizes, and
-        torch everywhere else. Raises `ValueError` for biases in the attention, which no published model has.
-        """
-        if config.attention_bias:
-            raise ValueError("a code predictor with attention_bias is not supported")
+        torch everywhere else."""
         super().__init__()
         width, head_dim = config.hidden_size, config.head_dim
         self.num_predicted: int = config.num_code_groups - 1

@@ -133,8 +133,7 @@ class Code2WavNetwork(nn.Module):
         width: int,
         has_lead: bool,
     ) -> None:
-        """`code_width`: of the codes' embeddings; `width`: of the transformer's output. Raises `ConfigError`
-        for a config that the network cannot follow."""
+        """`code_width`: of the codes' embeddings; `width`: of the transformer's output."""
         super().__init__()
         self.codebook_size: int = config.codebook_size
         self.num_codebooks: int = config.num_quantizers

@@ -100,10 +100,3 @@ def test_a_weight_of_another_name_or_shape_is_refused(
     made = CodePredictor(config(), WIDTH, max_batch_size=BATCH)
     with pytest.raises(ConfigError, match=message):
         list(without_parts(made.checkpoint_parts(), [(name, torch.zeros(shape))], ""))
-
-
-def test_biases_which_no_published_model_has_are_refused() -> None:
-    changed = config()
-    changed.attention_bias = True
-    with pytest.raises(ValueError, match="attention_bias is not supported"):
-        CodePredictor(changed, WIDTH, max_batch_size=BATCH)
