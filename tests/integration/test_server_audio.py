@@ -80,7 +80,6 @@ def below(frequency_hz: float, samples: Samples) -> Samples:
     return np.fft.irfft(spectrum, len(samples)).astype(np.float32)
 
 
-@for_families(QWEN2_5_OMNI, QWEN3_TTS)
 @pytest.mark.parametrize("audio_format", ["wav", "flac", "mp3", "opus", "aac"])
 def test_official_client_gets_the_same_speech_in_every_format(
     official: openai.OpenAI, pcm: Samples, audio_format: Any
@@ -148,7 +147,7 @@ def test_text_voice_and_instructions_are_heard(
     assert len({same, *files}) == 1 + len(files)
 
 
-@for_families(QWEN2_5_OMNI, QWEN3_TTS)
+@for_families(QWEN3_TTS)
 def test_speed_shortens_the_speech_and_a_seed_repeats_it(client: httpx2.Client, pcm: Samples) -> None:
     sampled = {"talker": {"temperature": 1, "min_tokens": NUM_CODES, "max_tokens": NUM_CODES}}
     first, other, again = (

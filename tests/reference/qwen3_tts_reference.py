@@ -195,7 +195,8 @@ def main() -> None:
             answers = references[folder].answer(task)
             arrays |= {f"{name}.{key}": np.asarray(v) for name, a in answers.items() for key, v in a.items()}
         np.savez(answers_file, **arrays)
-        print("answered", flush=True)
+        sys.stdout.write("answered\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
