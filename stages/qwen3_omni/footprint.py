@@ -11,7 +11,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.family import KvLayout, StageFootprint
 from stages.checkpoint_footprint import dtype_name, quantizable, read_config
-from stages.qwen3_omni.codec_network import Qwen3OmniNetwork
+from stages.qwen_codec.code2wav.network import Code2WavNetwork
 from stages.qwen_codec.footprint import code2wav_footprint
 from stages.qwen_codec.options import Code2WavStage
 
@@ -54,7 +54,7 @@ def _footprint(
     }
     if isinstance(stage, Code2WavStage):
         with torch.device("meta"):
-            network = Qwen3OmniNetwork(whole.code2wav_config)
+            network = Code2WavNetwork(whole.code2wav_config)
         return code2wav_footprint(
             network, whole.code2wav_config, stage.compute_dtype(config.platform), shapes
         )
