@@ -23,12 +23,11 @@ from stages.qwen3_tts.hf_config import (
     talker_config,
     voice_encoder_config,
 )
-from stages.qwen3_tts.options import VoiceEncoderStage
 from stages.qwen3_tts.recording import SAMPLES_PER_FRAME
 from stages.qwen3_tts.voice_network import VoiceEncoderNetwork
 from stages.qwen_codec.code_predictor import CodePredictor
 from stages.qwen_codec.footprint import code2wav_footprint
-from stages.qwen_codec.options import Code2WavStage
+from stages.qwen_codec.options import Code2WavStage, VoiceEncoderStage
 
 _TEXT_EMBEDDING = "talker.model.text_embedding.weight"
 """Stays in host memory."""
