@@ -96,9 +96,8 @@ def test_speech_equals_the_reference_alone_while_it_is_written_and_together(serv
         if case.streams_text:
             pieces = in_pieces(case.text, len(served.cases))
             served.check(case, served.live.answer(served.request(case, pieces=pieces)))
-    together = [(number, case) for number in range(2) for case in served.cases]
-    requests = [served.request(case, number) for number, case in together]
-    for (_, case), answer in zip(together, served.live.answers(requests), strict=True):
+    requests = [served.request(case) for case in served.cases]
+    for case, answer in zip(served.cases, served.live.answers(requests), strict=True):
         served.check(case, answer)
     assert served.live.held_rows() == 0
 
@@ -177,7 +176,8 @@ def test_half_a_minute_equals_the_reference_which_decodes_it_in_one_pass(two_sea
 def test_after_a_restart_speech_equals_the_reference(two_seats: Served, stage: str) -> None:
     endless = replace(CASES["half_a_minute"], min_frames=1500, max_frames=1500)
     two_seats.live.kill_while_speaking(stage, two_seats.request(endless))
-    answers = two_seats.live.answers([two_seats.request(case) for case in two_seats.cases])
-    for case, answer in zip(two_seats.cases, answers, strict=True):
+    cases = two_seats.cases[::5]
+    answers = two_seats.live.answers([two_seats.request(case) for case in cases])
+    for case, answer in zip(cases, answers, strict=True):
         two_seats.check(case, answer)
     assert two_seats.live.held_rows() == 0

