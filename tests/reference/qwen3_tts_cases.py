@@ -100,6 +100,8 @@ def _with_streamed_text(case: TTSCase) -> TTSCase:
 
 
 _TINY = (*_WHOLE, *map(_with_streamed_text, _WHOLE))
+_ENDS_AT_ONCE = TTSCase("ends_at_once", "custom_voice", "Morning.", language="english", voice="serena")
+"""Behind the two frames without an end."""
 _HALF_A_MINUTE = TTSCase(
     "half_a_minute",
     "custom_voice",
@@ -115,6 +117,7 @@ CASES = {
     case.name: case
     for case in (
         *_TINY,
+        _ENDS_AT_ONCE,
         _HALF_A_MINUTE,
         *(
             replace(case, name=f"{case.name}_small", size="tiny-0.6b")
