@@ -1,6 +1,6 @@
 """What the footprints of all families have in common: files of a checkpoint, and quantized weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -45,10 +45,11 @@ def widest_layer(channels: int, samples: int, rates: Sequence[int]) -> int:
 
 
 def quantizable(
-    config: PreTrainedConfig, weights: frozenset[str], fp8_engine_args: Mapping[str, object]
+    config: PreTrainedConfig, names: Iterable[str], prefix: str, fp8_engine_args: Mapping[str, object]
 ) -> Quantizable:
-    """`weights` can be quantized to FP8 during loading; a published checkpoint may store them in FP8, AWQ or
-    GPTQ."""
+    """Of a decoder whose weights begin with `prefix`, the matrices of attention and feed-forward can be
+    quantized to FP8 during loading; a published checkpoint may store them in FP8, AWQ or GPTQ."""
+    weights = frozenset(name for name in names if name.startswith(prefix) and name.endswith("_proj.weight"))
     stored: dict[str, object] | None = config.to_dict().get("quantization_config")
     if stored is None:
         return Quantizable(weights, None, 16, fp8_engine_args)

@@ -1,13 +1,16 @@
 """Cuts the codec tokens of a speech stream into decoder windows. The edge classes of all families use it."""
 
+import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.family import DecoderWindow, Frame
 
 F = TypeVar("F")
-"""One frame of codec tokens, in any representation that the edge class uses."""
+"""One frame of codec tokens, in any representation."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,8 @@ class CodecChunker(Generic[F]):
     """Cuts the frames of one speech stream into windows.
 
     The windows depend only on the frames, the ramp and calls of `flush`, not on how the frames are split across
-    other calls. The
-    emitted spans are contiguous and cover every frame exactly once. No window is longer than the
-    `past + new + future` blocks of its place in the ramp; the frames left at the end are fewer than a full
+    other calls. The emitted spans are contiguous and cover every frame exactly once. No window is longer than
+    the `past + new + future` blocks of its place in the ramp; the frames left at the end are fewer than a full
     window, because a full one would already have been cut. Frames that no later window needs are dropped.
     """
 
@@ -82,11 +84,6 @@ class CodecChunker(Generic[F]):
         end = self._first_frame + len(self._frames)
         return [self._cut(emit_end=end, end=end, is_last=True)] if self._emitted < end else []
 
-    @property
-    def num_held_frames(self) -> int:
-        """Number of frames that a later window may still need or that no window has contained yet."""
-        return len(self._frames)
-
     def _next_full_window(self) -> Window[F] | None:
         new_blocks = self._ramp[min(self._place_in_ramp, len(self._ramp) - 1)]
         emit_end = self._emitted + new_blocks * self._frames_per_block
@@ -109,3 +106,27 @@ class CodecChunker(Generic[F]):
         del self._frames[: next_first - self._first_frame]
         self._first_frame = next_first
         return window
+
+
+class ChunkedEdge(ABC):
+    """Implements `omni_server.family.CodecEdge` for one stream, except for the request of a window."""
+
+    def __init__(self, plan: ChunkPlan, frames_per_block: int) -> None:
+        self._chunker = CodecChunker[Frame](plan, frames_per_block)
+        # Not the request's id: a client may reuse it while code2wav still has a window of the first use.
+        self._stream = uuid.uuid4().hex
+
+    @abstractmethod
+    def _request(self, window: Window[Frame]) -> DecoderWindow: ...
+
+    def use_ramp(self, new_blocks: Sequence[int]) -> None:
+        self._chunker.use_ramp(new_blocks)
+
+    def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
+        return [self._request(window) for window in self._chunker.push(frames)]
+
+    def flush(self) -> list[DecoderWindow]:
+        return [self._request(window) for window in self._chunker.flush()]
+
+    def finish(self) -> list[DecoderWindow]:
+        return [self._request(window) for window in self._chunker.finish()]

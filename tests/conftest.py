@@ -1,9 +1,12 @@
 """What tests of several folders share."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.omni_families import FAMILIES, QWEN2_5_OMNI
 
@@ -26,3 +29,25 @@ def answer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder /= "answers"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+class _OfSeveralFamilies(LoadFileScheduling):
+    """Tests with the servers of several families run in one process, or each process would start all of them."""
+
+    def __init__(self, config: pytest.Config, log: Producer) -> None:
+        super().__init__(config, log)
+        files = (Path(__file__).parent / "integration").glob("test_*.py")
+        self._files = {
+            str(file.relative_to(config.rootpath))
+            for file in files
+            if re.search(r"^@for_(each_|families)", file.read_text(), re.MULTILINE)
+        }
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "several families" if file in self._files else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    return _OfSeveralFamilies(config, log) if config.getoption("dist") == "loadfile" else None

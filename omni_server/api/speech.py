@@ -90,7 +90,7 @@ class SpeechRequest(BaseModel):
     """Extension: what is said in `ref_audio`. With it, speech continues the recording and resembles it more;
     without, it has its voice."""
     x_vector_only_mode: bool | None = None
-    """Extension: take the voice only, even if the words of the recording are known; `false` requires them."""
+    """Extension: take the voice only, even if the words of the recording are known."""
     speaker_embedding: Annotated[list[float], Field(max_length=8192, fail_fast=True)] | None = None
     """Extension: a voice as the model's own vector, instead of `ref_audio`."""
     must_end: bool | None = None
@@ -277,40 +277,31 @@ def in_voice(requests: Sequence[OmniRequest], clone: ClonedVoice | None) -> list
 async def requested_clone(
     body: SpeechRequest, generator: Generator, media: MediaLoader, voices: VoiceStore
 ) -> ClonedVoice | None:
-    """Returns the voice that the request brings or that was sent earlier. Raises `OmniError`."""
+    """Returns the voice that the request brings or that was sent earlier, if any. Raises `OmniError`."""
+    text = (body.ref_text or "").strip()
     brought = {
         "ref_audio": body.ref_audio,
         "speaker_embedding": body.speaker_embedding,
-        "ref_text": body.ref_text or None,
+        "ref_text": text or None,
     }
-    given = next((field for field, value in brought.items() if value is not None), None)
+    given = [field for field, value in brought.items() if value is not None]
     if not generator.model_info.clones_voices:
-        if given is not None:
-            raise unsupported("This model clones no voices.", given)
+        if given:
+            raise unsupported("This model clones no voices.", given[0])
         return None
-    is_vector_only = body.x_vector_only_mode is True
-    if given is None:
-        stored = sent_voice(body.voice, voices, "voice")
-        if body.x_vector_only_mode is False and not stored.clone.text:
-            raise InvalidRequestError(
-                "'x_vector_only_mode: false' needs a voice that was sent with 'ref_text'.",
-                param="x_vector_only_mode",
-            )
-        return ClonedVoice(stored.clone.vector) if is_vector_only else stored.clone
-    text = (body.ref_text or "").strip()
-    if body.speaker_embedding is not None and not text and body.ref_audio is None:
+    if not given:
+        sent = sent_voice(body.voice, voices, "voice").clone
+        return ClonedVoice(sent.vector) if body.x_vector_only_mode else sent
+    if body.speaker_embedding is not None and given == ["speaker_embedding"]:
         return ClonedVoice(np.array(body.speaker_embedding, np.float32).tobytes())
     if body.ref_audio is None or body.speaker_embedding is not None:
         raise InvalidRequestError(
-            "A voice is one of 'ref_audio', which may have 'ref_text', and 'speaker_embedding'.", param=given
-        )
-    if body.x_vector_only_mode is False and not text:
-        raise InvalidRequestError(
-            "'x_vector_only_mode: false' needs 'ref_text', what is said in the recording.", param="ref_text"
+            "A voice is one of 'ref_audio', which may have 'ref_text', and 'speaker_embedding'.",
+            param=given[0],
         )
     try:
         recording = await media.load_voice(body.ref_audio)
-        return await generator.clone_voice(recording, "" if is_vector_only else text)
+        return await generator.clone_voice(recording, "" if body.x_vector_only_mode else text)
     except InvalidRequestError as error:
         error.param = "ref_audio"
         raise

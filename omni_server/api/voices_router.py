@@ -53,8 +53,6 @@ class CreatedVoice(BaseModel):
     id: str
     name: str
     created_at: int
-    type: Literal["audio_sample"] = "audio_sample"
-    uploaded: Literal[True] = True
 
 
 class DeletedVoice(BaseModel):
@@ -113,17 +111,12 @@ def voices_router(state: ServerState, config: ApiConfig, media: MediaLoader) -> 
             raise unsupported("This model clones no voices.", "model")
         return await until_disconnect(create(await read_form(request, limits)), request.receive)
 
-    @router.delete(
-        "/v1/audio/voices/{name}", summary="Delete a voice", responses=error_responses(400, 404, 503)
-    )
+    @router.delete("/v1/audio/voices/{name}", summary="Delete a voice", responses=error_responses(404))
     async def delete_voice(name: str) -> DeletedVoice:
-        info = state.require_generator().model_info
         voice = voices.find(name)
-        if voice is not None:
-            voices.remove(voice)
-            return DeletedVoice(id=voice.name)
-        if name.casefold() in (own.casefold() for own in info.voices) and not info.clones_voices:
-            raise InvalidRequestError(f"'{name[:64]}' is a voice of the model itself.", param="name")
-        raise VoiceNotFoundError(f"There is no voice '{name[:64]}'.", param="name")
+        if voice is None:
+            raise VoiceNotFoundError(f"No voice '{name[:64]}' was sent.", param="name")
+        voices.remove(voice)
+        return DeletedVoice(id=voice.name)
 
     return router

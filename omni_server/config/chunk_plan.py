@@ -15,9 +15,6 @@ class PacingConfig(FrozenModel):
     max_work_ahead_s: Annotated[float, Field(ge=0)] | None = 4.0
     """Seconds of audio that a stream may be ahead of its playback. Beyond that, it waits while the decoder
     has other windows; `null`: no limit."""
-    max_outstanding_windows: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Windows of one stream that may be in the decoder at once; `null`: 1 with `carry`, the maximum there,
-    else 2."""
     max_start_delay_s: Annotated[float, Field(ge=0, le=10)] = 10.0
     """Longest time that the first audio of a stream is held in the playout buffer until the buffer covers the
     expected turnaround of the later windows, and what is missing if speech is generated more slowly than it
@@ -89,11 +86,6 @@ class ChunkPlan(FrozenModel):
         least = [busy.min_streams for busy in self.busy]
         if any(before >= after for before, after in itertools.pairwise(least)):
             raise ValueError(f"busy must be in ascending order of min_streams, but they are {least}")
-        if self.carries_state and self.max_outstanding_windows > 1:
-            raise ValueError(
-                f"pacing.max_outstanding_windows is {self.max_outstanding_windows}, but with carry each "
-                "window needs what the one before it leaves behind: set it to 1, or carry to false"
-            )
         return self
 
     @property
@@ -103,10 +95,7 @@ class ChunkPlan(FrozenModel):
 
     @property
     def max_outstanding_windows(self) -> int:
-        """The value in `pacing`, or its default."""
-        limit = self.pacing.max_outstanding_windows
-        if limit is not None:
-            return limit
+        """Windows of one stream that may be in the decoder at once."""
         return 1 if self.carries_state else 2
 
     @property

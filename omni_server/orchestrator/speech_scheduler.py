@@ -351,7 +351,6 @@ class SpeechScheduler:
         self.clock = clock
         self._pending = pending
         self.max_outstanding_windows = plan.max_outstanding_windows
-        """Windows of one stream that may be in the decoder at the same time."""
         self.max_start_delay_s = plan.pacing.max_start_delay_s
         self.frames_per_block = layout.frames_per_block
         self.limiter = LeadLimiter(plan.pacing.max_work_ahead_s, clock)

@@ -10,7 +10,7 @@ from omni_server.config.checkpoint_files import config_errors
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.errors import ConfigError
-from omni_server.family import KvLayout, NeededFile, Quantizable, StageFootprint
+from omni_server.family import KvLayout, NeededFile, StageFootprint
 from stages import checkpoint_footprint
 from stages.checkpoint_footprint import dtype_name, quantizable, read_config, widest_layer
 from stages.qwen2_5_omni.code2wav.stream_kv import slot_shape
@@ -66,16 +66,8 @@ def _footprint(
         kv=KvLayout(decoder.num_hidden_layers, decoder.num_key_value_heads, head_dim),
         # Both feed-forward halves and their product; residual, norm, input and output.
         values_per_token=3 * decoder.intermediate_size + 4 * decoder.hidden_size,
-        quantizable=_quantizable(whole, shapes) if is_thinker else None,
+        quantizable=quantizable(whole, shapes, _LANGUAGE_MODEL, _FP8) if is_thinker else None,
     )
-
-
-def _quantizable(whole: Qwen2_5OmniConfig, shapes: dict[str, tuple[int, ...]]) -> Quantizable:
-    """The weight matrices of the thinker's language model, for FP8 and published AWQ and GPTQ."""
-    weights = frozenset(
-        name for name, shape in shapes.items() if name.startswith(_LANGUAGE_MODEL) and len(shape) == 2
-    )
-    return quantizable(whole, weights, _FP8)
 
 
 def _code2wav(

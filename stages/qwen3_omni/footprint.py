@@ -9,9 +9,9 @@ from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneratio
 from omni_server.config.checkpoint_files import config_errors
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
-from omni_server.family import KvLayout, Quantizable, StageFootprint
+from omni_server.family import KvLayout, StageFootprint
 from stages.checkpoint_footprint import dtype_name, quantizable, read_config
-from stages.qwen3_omni.codec_network import Qwen3OmniNetwork
+from stages.qwen_codec.code2wav.network import Code2WavNetwork
 from stages.qwen_codec.footprint import code2wav_footprint
 from stages.qwen_codec.options import Code2WavStage
 
@@ -54,7 +54,7 @@ def _footprint(
     }
     if isinstance(stage, Code2WavStage):
         with torch.device("meta"):
-            network = Qwen3OmniNetwork(whole.code2wav_config)
+            network = Code2WavNetwork(whole.code2wav_config)
         return code2wav_footprint(
             network, whole.code2wav_config, stage.compute_dtype(config.platform), shapes
         )
@@ -70,16 +70,8 @@ def _footprint(
         kv=KvLayout(decoder.num_hidden_layers, decoder.num_key_value_heads, decoder.head_dim),
         # And residual, norm, input and output, the latter two of each expert.
         values_per_token=3 * inner + (2 + 2 * decoder.num_experts_per_tok) * decoder.hidden_size,
-        quantizable=_quantizable(whole, shapes) if is_thinker else None,
+        quantizable=quantizable(whole, shapes, _LANGUAGE_MODEL, _FP8) if is_thinker else None,
     )
-
-
-def _quantizable(whole: Qwen3OmniMoeConfig, shapes: dict[str, tuple[int, ...]]) -> Quantizable:
-    """The weight matrices of the thinker's attention and experts, for FP8 and published AWQ and GPTQ."""
-    weights = frozenset(
-        name for name in shapes if name.startswith(_LANGUAGE_MODEL) and name.endswith("_proj.weight")
-    )
-    return quantizable(whole, weights, _FP8)
 
 
 def published_tensors(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 
 from stages.qwen3_tts.codec_layout import PRE_CONV_KERNEL
 from stages.qwen3_tts.hf_config import Qwen3TTSDecoderConfig
@@ -24,12 +25,15 @@ class ProjectedTransformer(Transformer):
 class Qwen3TTSNetwork(Code2WavNetwork):
     """`code_embedding` has the vectors of all codebooks, as their quantizers project them."""
 
+    has_lead = False
+
     def __init__(self, config: Qwen3TTSDecoderConfig) -> None:
-        """Raises `ConfigError` for a config that the network cannot follow."""
-        code_width, width = config.codebook_dim, config.latent_dim
-        transformer = ProjectedTransformer(config)
-        super().__init__(config, transformer, code_width=code_width, width=width, has_lead=False)
-        self.pre_conv = CausalConv(code_width, width, kernel=PRE_CONV_KERNEL)
+        super().__init__(config)
+        self.pre_conv = CausalConv(config.codebook_dim, config.latent_dim, kernel=PRE_CONV_KERNEL)
+
+    def parts(self, config: Qwen3OmniMoeCode2WavConfig) -> tuple[int, int, Transformer]:
+        assert isinstance(config, Qwen3TTSDecoderConfig)
+        return config.codebook_dim, config.latent_dim, ProjectedTransformer(config)
 
     def frames(self, embedded: torch.Tensor, step: Step) -> torch.Tensor:
         return self.pre_conv(embedded.sum(2).transpose(1, 2), step).transpose(1, 2)

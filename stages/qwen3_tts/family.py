@@ -33,12 +33,11 @@ from omni_server.types import (
 from stages.qwen3_tts.checkpoint_config import CODEC_FOLDER, read_checkpoint_config
 from stages.qwen3_tts.codec_layout import decoder_layout
 from stages.qwen3_tts.layout import Speaking, Voice
-from stages.qwen3_tts.options import VoiceEncoderStage
 from stages.qwen3_tts.recording import Recording, check_voice
 from stages.qwen3_tts.speech_text import Qwen3TTSText
 from stages.qwen3_tts.tokens import TextTokenizer
 from stages.qwen_codec.codec_layout import check_num_codebooks
-from stages.qwen_codec.options import Code2WavStage
+from stages.qwen_codec.options import Code2WavStage, VoiceEncoderStage
 from stages.qwen_codec.talker_to_code2wav import CODEC_EDGE
 from stages.stage_models import DeclaresModels, modules_of
 

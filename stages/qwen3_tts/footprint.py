@@ -23,12 +23,11 @@ from stages.qwen3_tts.hf_config import (
     talker_config,
     voice_encoder_config,
 )
-from stages.qwen3_tts.options import VoiceEncoderStage
 from stages.qwen3_tts.recording import SAMPLES_PER_FRAME
 from stages.qwen3_tts.voice_network import VoiceEncoderNetwork
 from stages.qwen_codec.code_predictor import CodePredictor
 from stages.qwen_codec.footprint import code2wav_footprint
-from stages.qwen_codec.options import Code2WavStage
+from stages.qwen_codec.options import Code2WavStage, VoiceEncoderStage
 
 _TEXT_EMBEDDING = "talker.model.text_embedding.weight"
 """Stays in host memory."""
@@ -84,7 +83,7 @@ def _talker_shapes(config: Qwen3TTSTalkerConfig) -> dict[str, tuple[int, ...]]:
     }
     weights = {f"{name}.{key}": w for name, part in modules.items() for key, w in part.state_dict().items()}
     predictor = CodePredictor(predictor_config(config), width, max_batch_size=1, use_kernels=False)
-    weights |= {f"code_predictor.{name}": part for name, (_, part) in predictor.checkpoint_parts().items()}
+    weights |= {f"code_predictor.{name}": part for name, part in predictor.checkpoint_parts().items()}
     return {
         f"talker.{name.replace('embed_tokens', 'codec_embedding')}": tuple(weight.shape)
         for name, weight in weights.items()

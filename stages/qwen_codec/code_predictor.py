@@ -6,8 +6,6 @@ the same for each frame of a batch size, and the host decides nothing by a value
 CUDA graph can hold all steps of a frame.
 """
 
-from collections.abc import Iterable
-
 import torch
 from torch import nn
 from torch.nn import functional
@@ -37,10 +35,7 @@ class CodePredictor(nn.Module):
         use_kernels: bool = True,
     ) -> None:
         """The kernels compute the layers where they are wanted and support the device and the sizes, and
-        torch everywhere else. Raises `ValueError` for biases in the attention, which no published model has.
-        """
-        if config.attention_bias:
-            raise ValueError("a code predictor with attention_bias is not supported")
+        torch everywhere else."""
         super().__init__()
         width, head_dim = config.hidden_size, config.head_dim
         self.num_predicted: int = config.num_code_groups - 1
@@ -68,7 +63,6 @@ class CodePredictor(nn.Module):
         angles = torch.outer(torch.arange(length, dtype=torch.float32), speeds).repeat(1, 2)
         self.register_buffer("cos", angles.cos().to(cache.dtype), persistent=False)
         self.register_buffer("sin", angles.sin().to(cache.dtype), persistent=False)
-        self._not_loaded = set(self.checkpoint_parts())
 
     def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, choose: Choose) -> torch.Tensor:
         """Codes int64 `[n, num_predicted]`, for the talker's `hidden` states `[n, talker_width]` and the
@@ -101,52 +95,19 @@ class CodePredictor(nn.Module):
         last = hidden[count - 1 :: count]
         return self.operations.linear(last, self.lm_head[codebook], norm=self.norm)
 
-    # -- loading
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Takes weights by their names in the checkpoint, below `talker.code_predictor`, in any number of
-        calls. Returns the names of their parameters. Raises `ValueError` for an unknown name and for another
-        shape."""
-        parts = self.checkpoint_parts()
-        loaded = set()
-        for name, weight in weights:
-            if name not in parts:
-                raise ValueError(f"the code predictor has no weight {name}")
-            parameter, part = parts[name]
-            if weight.shape != part.shape:  # copy_ would broadcast some
-                raise ValueError(
-                    f"the code predictor's weight {name} has shape {list(weight.shape)},"
-                    f" not {list(part.shape)}"
-                )
-            part.copy_(weight)
-            self._not_loaded.discard(name)
-            loaded.add(parameter)
-        return loaded
-
-    def check_loaded(self) -> None:
-        """Raises `ValueError` if a part of a weight has not been loaded: vLLM checks whole parameters only,
-        and not those of quantized checkpoints."""
-        if self._not_loaded:
-            raise ValueError(
-                f"the checkpoint lacks weights of the code predictor: {sorted(self._not_loaded)}"
-            )
-
-    def checkpoint_parts(self) -> dict[str, tuple[str, torch.Tensor]]:
-        """By name in the checkpoint: the name of a parameter, and the part of it."""
-        parts = {"model.norm.weight": ("norm", self.norm.data)}
+    def checkpoint_parts(self) -> dict[str, torch.Tensor]:
+        """The parts of the parameters, by their names in the checkpoint below `talker.code_predictor`."""
+        parts = {"model.norm.weight": self.norm.data}
         if self.input_projection is not None:
             for name, weight in self.input_projection.named_parameters():
-                parts[f"small_to_mtp_projection.{name}"] = f"input_projection.{name}", weight.data
+                parts[f"small_to_mtp_projection.{name}"] = weight.data
         for index in range(self.num_predicted):
-            parts[f"model.codec_embedding.{index}.weight"] = (
-                "codec_embedding",
-                self.codec_embedding.data[index],
-            )
-            parts[f"lm_head.{index}.weight"] = "lm_head", self.lm_head.data[index]
+            parts[f"model.codec_embedding.{index}.weight"] = self.codec_embedding.data[index]
+            parts[f"lm_head.{index}.weight"] = self.lm_head.data[index]
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, _Layer)
-            for name, (parameter, part) in layer.checkpoint_parts().items():
-                parts[f"model.layers.{index}.{name}.weight"] = f"layers.{index}.{parameter}", part
+            for name, part in layer.checkpoint_parts().items():
+                parts[f"model.layers.{index}.{name}.weight"] = part
         return parts
 
 
@@ -183,20 +144,20 @@ class _Layer(nn.Module):
         inner = operations.gated_linear(hidden, self.gate_up_proj, norm=self.post_attention_norm)
         return operations.linear(inner, self.down_proj, residual=hidden)
 
-    def checkpoint_parts(self) -> dict[str, tuple[str, torch.Tensor]]:
+    def checkpoint_parts(self) -> dict[str, torch.Tensor]:
         """See `CodePredictor.checkpoint_parts`."""
         queries, keys, values = self.qkv_proj.data.split(self._qkv_sizes)
         gate, up = self.gate_up_proj.data.chunk(2)
         return {
-            "self_attn.q_proj": ("qkv_proj", queries),
-            "self_attn.k_proj": ("qkv_proj", keys),
-            "self_attn.v_proj": ("qkv_proj", values),
-            "self_attn.o_proj": ("o_proj", self.o_proj.data),
-            "self_attn.q_norm": ("query_norm", self.query_norm.data),
-            "self_attn.k_norm": ("key_norm", self.key_norm.data),
-            "mlp.gate_proj": ("gate_up_proj", gate),
-            "mlp.up_proj": ("gate_up_proj", up),
-            "mlp.down_proj": ("down_proj", self.down_proj.data),
-            "input_layernorm": ("input_norm", self.input_norm.data),
-            "post_attention_layernorm": ("post_attention_norm", self.post_attention_norm.data),
+            "self_attn.q_proj": queries,
+            "self_attn.k_proj": keys,
+            "self_attn.v_proj": values,
+            "self_attn.o_proj": self.o_proj.data,
+            "self_attn.q_norm": self.query_norm.data,
+            "self_attn.k_norm": self.key_norm.data,
+            "mlp.gate_proj": gate,
+            "mlp.up_proj": up,
+            "mlp.down_proj": self.down_proj.data,
+            "input_layernorm": self.input_norm.data,
+            "post_attention_layernorm": self.post_attention_norm.data,
         }

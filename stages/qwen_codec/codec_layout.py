@@ -35,16 +35,9 @@ def code2wav_layout(
     config: Mapping[str, Any], *, has_lead: bool = True, front_context: int = 0
 ) -> Code2WavLayout:
     """`config`: the decoder's; `front_context`: earlier frames that the input of its transformer depends on.
-    Raises `KeyError`, and `ConfigError` for a config that no decoder can have."""
+    Raises `KeyError`, and `ValueError` for a config that no decoder can have."""
     upsampling_ratios: Sequence[int] = config["upsampling_ratios"]
     upsample_rates: Sequence[int] = config["upsample_rates"]
-    samples_per_frame = math.prod(upsampling_ratios) * math.prod(upsample_rates)
-    lead = lead_after(upsample_rates) if has_lead else 0
-    if lead >= samples_per_frame:
-        raise ConfigError(
-            f"code2wav_config: upsample_rates {list(upsample_rates)} and upsampling_ratios "
-            f"{list(upsampling_ratios)} leave no samples of the first frame"
-        )
     # Backwards from a frame's first sample: earlier positions that it needs, at the rate of each level. One
     # value of an upsampled level depends on the position it comes from, and with a lead on the one before.
     context = CONV_KERNEL - 1
@@ -55,8 +48,8 @@ def code2wav_layout(
         context = -(-(context + CONV_KERNEL - 1) // ratio)
     return Code2WavLayout(
         frames_per_block=1,
-        samples_per_frame=samples_per_frame,
-        lead_samples=lead,
+        samples_per_frame=math.prod(upsampling_ratios) * math.prod(upsample_rates),
+        lead_samples=lead_after(upsample_rates) if has_lead else 0,
         context_frames=front_context
         + int(config["num_hidden_layers"]) * (int(config["sliding_window"]) - 1)
         + context,

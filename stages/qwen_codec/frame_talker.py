@@ -16,6 +16,7 @@ from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.qwen_codec.code_predictor import CodePredictor
 from stages.qwen_omni.codec_talker import CodecTalker
+from stages.runtime.checkpoint_weights import without_parts
 from stages.runtime.code_sampling import Choose
 
 _NUM_CONTROL_IDS = 1024
@@ -92,6 +93,8 @@ class FrameTalker(CodecTalker):
         return table
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        loaded = super().load_weights(weights)
-        self.code_predictor.check_loaded()
-        return loaded
+        """Raises `ConfigError` for a part of the code predictor that is missing, unknown or misshapen: vLLM checks
+        whole parameters only, and not those of quantized checkpoints."""
+        parts = self.code_predictor.checkpoint_parts()
+        loaded = super().load_weights(without_parts(parts, weights, "talker.code_predictor."))
+        return loaded | {f"code_predictor.{name}" for name, _ in self.code_predictor.named_parameters()}

@@ -1,7 +1,6 @@
 """The talker -> code2wav edge: splits codec frames into windows, and keeps the stream's latest frames, from
 which code2wav can compute a lost state again."""
 
-import uuid
 from collections import deque
 from collections.abc import Sequence
 
@@ -9,7 +8,7 @@ from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import EdgeSpec, TokenFrames
 from omni_server.errors import ConfigError
 from omni_server.family import CodecLayout, DecoderWindow, Frame
-from stages.codec_chunking import CodecChunker, Window
+from stages.codec_chunking import ChunkedEdge, Window
 from stages.qwen_codec.codec_layout import NUM_CODEBOOKS, Code2WavLayout
 from stages.qwen_codec.codec_window import CodecWindow, encode_frame
 
@@ -23,33 +22,18 @@ CODEC_EDGE = EdgeSpec(
 )
 
 
-class TalkerToCode2Wav:
-    """Implements `omni_server.family.CodecEdge` for one stream. The voice is in the codes already, and the
-    decoder draws no noise."""
+class TalkerToCode2Wav(ChunkedEdge):
+    """The voice is in the codes already, and the decoder draws no noise."""
 
     def __init__(
         self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int, past: Sequence[Frame] = ()
     ) -> None:
         assert isinstance(layout, Code2WavLayout)
         check_plan(plan)
+        super().__init__(plan, layout.frames_per_block)
         self._layout = layout
-        self._chunker = CodecChunker[Frame](plan, layout.frames_per_block)
-        # Not the request's id: a client may reuse it while code2wav still has a window of the first use.
-        self._stream = uuid.uuid4().hex
         self._num_past = len(past)
         self._past = deque(map(encode_frame, past), maxlen=layout.context_frames)
-
-    def use_ramp(self, new_blocks: Sequence[int]) -> None:
-        self._chunker.use_ramp(new_blocks)
-
-    def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
-        return [self._request(window) for window in self._chunker.push(frames)]
-
-    def flush(self) -> list[DecoderWindow]:
-        return [self._request(window) for window in self._chunker.flush()]
-
-    def finish(self) -> list[DecoderWindow]:
-        return [self._request(window) for window in self._chunker.finish()]
 
     def _request(self, window: Window[Frame]) -> DecoderWindow:
         frames, layout = window.frames, self._layout

@@ -57,9 +57,7 @@ def _language_model(folder: Path) -> StageFootprint:
         stored = _stored_weights(folder)
         shapes = {name: tensor.shape for name, tensor in stored.items()} or _described_weights(config)
     is_quantized = getattr(config, "quantization_config", None) is not None
-    matrices = frozenset(
-        f"{LLM_FOLDER}/{name}" for name, shape in shapes.items() if ".layers." in name and len(shape) > 1
-    )
+    names = [f"{LLM_FOLDER}/{name}" for name in shapes]
     return StageFootprint(
         tensors=shapes,
         dtype=dtype_name(text if config.dtype is None else config),
@@ -67,7 +65,7 @@ def _language_model(folder: Path) -> StageFootprint:
         kv=KvLayout(text.num_hidden_layers, num_kv_heads, head_dim),
         # As of the omni models' thinkers.
         values_per_token=3 * num_experts * inner + (2 + 2 * num_experts) * text.hidden_size,
-        quantizable=quantizable(config, matrices, _FP8),
+        quantizable=quantizable(config, names, LLM_FOLDER, _FP8),
         # Quantized weights have shapes of their own.
         weight_bytes=sum(tensor.num_bytes for tensor in stored.values()) if is_quantized and stored else None,
     )

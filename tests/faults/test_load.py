@@ -79,16 +79,16 @@ async def test_short_replies_are_given_while_long_ones_go_on(loaded: Loaded) -> 
     ]
 
 
-@for_families(QWEN3_OMNI, QWEN3_TTS)
+@for_families(QWEN3_OMNI)
 async def test_mixed_load_with_faults_loses_no_answer_and_leaves_nothing_behind(
     family: OmniFamily, loaded: Loaded
 ) -> None:
     plan = SoakPlan(
-        seconds=20 if family.chats else 10,
+        seconds=20,
         concurrency=CONCURRENCY,
         seed=3,
-        kill_every_s=5 if family.chats else 3,
-        num_lengths=3 if family.chats else 0,
+        kill_every_s=5,
+        num_lengths=3,
         sample_every_s=1,
         settled_s=1,
     )
@@ -100,7 +100,7 @@ async def test_mixed_load_with_faults_loses_no_answer_and_leaves_nothing_behind(
     assert tally.aborted
     assert tally.refused_as_expected
     assert result.kills
-    assert (result.filled_s is not None) == family.chats
+    assert result.filled_s is not None
     assert not result.leaked
     assert not result.changed
     assert {life.role for life in result.lives} == {"server", *family.stages}

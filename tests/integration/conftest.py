@@ -74,8 +74,10 @@ def qwen3_tts_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def qwen3_tts_reference(qwen3_tts_checkpoints: Path, answer_folder: Path) -> Qwen3TTSReference:
-    return Qwen3TTSReference(qwen3_tts_checkpoints, answer_folder)
+def qwen3_tts_reference(qwen3_tts_checkpoints: Path, answer_folder: Path) -> Iterator[Qwen3TTSReference]:
+    reference = Qwen3TTSReference(qwen3_tts_checkpoints, answer_folder)
+    yield reference
+    reference.close()
 
 
 class SharedPipelines:

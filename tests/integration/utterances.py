@@ -28,6 +28,14 @@ class Utterance:
 
 
 @dataclass(frozen=True)
+class Engine:
+    is_cramped: bool = False
+    """Has room for some of the requests only, which are preempted."""
+    is_async: bool = False
+    """Schedules a step before the result of the one before is known."""
+
+
+@dataclass(frozen=True)
 class Speaking:
     """How the utterances are spoken in one run."""
 

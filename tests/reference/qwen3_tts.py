@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -81,12 +82,18 @@ class Qwen3TTSReference:
         """`checkpoints`: see `write_checkpoints`; `answer_folder`: see `SharedAnswers`."""
         self._checkpoints = checkpoints
         self._answers = SharedAnswers(checkpoints, answer_folder)
+        self._program: _Program | None = None
+        """Runs from the first question on, and keeps what it has loaded."""
+
+    def close(self) -> None:
+        if self._program is not None:
+            self._program.close()
 
     def answers_of(self, cases: Iterable[TTSCase]) -> dict[str, Spoken]:
         """By the cases' names. Computed in batches: one call with many cases is much faster than many calls."""
         batches: dict[tuple[str, bool, int], list[TTSCase]] = defaultdict(list)
         for case in cases:
-            batches[case.checkpoint, case.streams_text, case.max_frames].append(case)
+            batches[case.checkpoint, case.streams_text, case.min_frames].append(case)
         return self._spoken(list(batches.values()))
 
     def answers_alone(self, cases: Iterable[TTSCase]) -> dict[str, Spoken]:
@@ -125,11 +132,12 @@ class Qwen3TTSReference:
 
     def _run(self, tasks: list[Task]) -> Arrays:
         located = [task | {"checkpoint": f"{self._checkpoints}/{task['checkpoint']}"} for task in tasks]
-        python = environment() / "bin" / "python"
+        if self._program is None:
+            self._program = _Program()
         with tempfile.TemporaryDirectory() as folder:
             questions, answers = Path(folder) / "questions.json", Path(folder) / "answers.npz"
             questions.write_text(json.dumps(located))
-            _check_run([python, "-m", _PROGRAM, questions, answers])
+            self._program.run(questions, answers)
             with np.load(answers) as arrays:
                 return dict(arrays)
 
@@ -142,26 +150,66 @@ class Qwen3TTSReference:
         return question
 
 
+class _Program:
+    """One process for all questions: it takes seconds to import the reference."""
+
+    def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `close` closes it
+        self._process = subprocess.Popen(
+            [environment() / "bin" / "python", "-m", _PROGRAM],
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=_outside(),
+        )
+
+    def run(self, questions: Path, answers: Path) -> None:
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        deadline = threading.Timer(_TIMEOUT_S, process.kill)
+        deadline.start()
+        try:
+            process.stdin.write(f"{json.dumps([str(questions), str(answers)])}\n")
+            process.stdin.flush()
+            # Packages print, too.
+            while (line := process.stdout.readline()) != "answered\n":
+                assert line, self._said()
+        except BrokenPipeError:
+            raise AssertionError(self._said()) from None
+        finally:
+            deadline.cancel()
+
+    def close(self) -> None:
+        self._process.communicate(timeout=_TIMEOUT_S)
+        self._errors.close()
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()[-5000:]
+
+
 def environment() -> Path:
     """That of the reference, made the first time."""
-    folder = _check_run([_ROOT / "scripts" / "setup-consumers", sys.executable, "qwen-tts"]).strip()
-    return _ROOT / folder / "qwen-tts"
-
-
-def _check_run(command: Sequence[str | Path]) -> str:
-    """Runs a program outside of this environment; returns what it prints."""
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
-    }
     finished = subprocess.run(
-        command,
+        [_ROOT / "scripts" / "setup-consumers", sys.executable, "qwen-tts"],
         cwd=_ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=_TIMEOUT_S,
-        env=kept | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        env=_outside(),
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-5000:]
-    return finished.stdout
+    return _ROOT / finished.stdout.strip() / "qwen-tts"
+
+
+def _outside() -> dict[str, str]:
+    """The variables of a program outside of this environment."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
+    return kept | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -41,6 +41,8 @@ class TTSCase:
     clone: Clone | None = None
     streams_text: bool = False
     """Whether the prompt has only the first token of the text, and each frame adds another."""
+    min_frames: int = 0
+    """The end may not come before. The checkpoint itself does not end before two frames."""
     max_frames: int = 40
 
     @property
@@ -98,10 +100,25 @@ def _with_streamed_text(case: TTSCase) -> TTSCase:
 
 
 _TINY = (*_WHOLE, *map(_with_streamed_text, _WHOLE))
+_ENDS_AT_ONCE = TTSCase("ends_at_once", "custom_voice", "Morning.", language="english", voice="serena")
+"""Behind the two frames without an end."""
+_HALF_A_MINUTE = TTSCase(
+    "half_a_minute",
+    "custom_voice",
+    _LONG,
+    language="spanish",
+    voice="ryan",
+    streams_text=True,
+    min_frames=375,
+    max_frames=375,
+)
+"""By itself, the reference decodes 300 frames at a time."""
 CASES = {
     case.name: case
     for case in (
         *_TINY,
+        _ENDS_AT_ONCE,
+        _HALF_A_MINUTE,
         *(
             replace(case, name=f"{case.name}_small", size="tiny-0.6b")
             for case in _TINY

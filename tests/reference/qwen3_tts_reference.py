@@ -1,9 +1,10 @@
 """Speaks with the reference implementation of Qwen3-TTS, qwen-tts-hf: greedily, in float32 on the CPU.
 
-Usage: python -m tests.reference.qwen3_tts_reference QUESTIONS.json ANSWERS.npz
+Usage: python -m tests.reference.qwen3_tts_reference
 
-`tests.reference.qwen3_tts` runs it in the environment of `scripts/setup-consumers`, writes the questions and
-reads the answers. It is a program because the package changes functions of transformers for the whole process.
+Each line of its input is a JSON list: a file with questions, and one for the answers. `tests.reference.qwen3_tts`
+runs it in the environment of `scripts/setup-consumers`, writes the questions and reads the answers. It is a
+program because the package changes functions of transformers for the whole process.
 """
 
 import json
@@ -45,7 +46,8 @@ class Reference:
         generate, predict = talker.generate, talker.code_predictor.generate
 
         def watched_talker(**kwargs: Any) -> Any:
-            result = generate(**kwargs, output_scores=True)
+            shortest = max(kwargs["min_new_tokens"], self._min_frames)
+            result = generate(**kwargs | {"min_new_tokens": shortest}, output_scores=True)
             self._prompt_lengths = kwargs["attention_mask"].sum(-1).tolist()
             self._first_codes, self._scores = result.sequences, result.scores
             return result
@@ -78,31 +80,31 @@ class Reference:
 
     @torch.inference_mode()
     def speak(self, questions: list[Question]) -> list[Answer]:
-        """All of them in one batch. They must agree on how the text is read and on the length."""
+        """All of them in one batch. They must agree on how the text is read and on the shortest answer."""
         self._rows: list[torch.Tensor] = []
         self._predictor_scores: list[tuple[torch.Tensor, ...]] = []
         [streams_text] = {question["streams_text"] for question in questions}
-        [max_frames] = {question["max_frames"] for question in questions}
+        [self._min_frames] = {question["min_frames"] for question in questions}
         texts = [self._assistant(question["text"]) for question in questions]
         codes, _ = self.model.generate(
             input_ids=texts,
             instruct_ids=[self.user(question["instructions"]) for question in questions],
             languages=[question["language"] for question in questions],
             non_streaming_mode=not streams_text,
-            max_new_tokens=max_frames + 1,  # the last frame is completed in the step after it
+            # The last frame is completed in the step after it.
+            max_new_tokens=1 + max(question["max_frames"] for question in questions),
             do_sample=False,
             subtalker_dosample=False,
             **self._voices(questions),
         )
         return [
-            self._answer(i, question, texts[i], codes[i], max_frames) for i, question in enumerate(questions)
+            self._answer(i, question, texts[i], codes[i][: question["max_frames"]])
+            for i, question in enumerate(questions)
         ]
 
-    def _answer(
-        self, i: int, question: Question, text: torch.Tensor, codes: torch.Tensor, max_frames: int
-    ) -> Answer:
-        """What was seen of one row of the batch."""
-        end = self.model.config.talker_config.codec_eos_token_id
+    def _answer(self, i: int, question: Question, text: torch.Tensor, codes: torch.Tensor) -> Answer:
+        """What was seen of one row of the batch, up to the longest answer to its question."""
+        end, max_frames = self.model.config.talker_config.codec_eos_token_id, question["max_frames"]
         before = clone_codes(question)
         has_ended = end in self._first_codes[i, :max_frames].tolist()
         # A code behind the last frame is of no consequence.
@@ -182,16 +184,19 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     # qwen_tts reads it of every model that is loaded; transformers keeps it in `rope_parameters`.
     MimiConfig.rope_theta = 10_000.0
-    questions_file, answers_file = sys.argv[1:]
     references: dict[str, Reference] = {}
-    arrays: dict[str, np.ndarray] = {}
-    for task in json.loads(Path(questions_file).read_text()):
-        folder = task["checkpoint"]
-        if folder not in references:
-            references[folder] = Reference(Path(folder))
-        answers = references[folder].answer(task)
-        arrays |= {f"{name}.{key}": np.asarray(v) for name, a in answers.items() for key, v in a.items()}
-    np.savez(answers_file, **arrays)
+    for line in sys.stdin:
+        questions_file, answers_file = json.loads(line)
+        arrays: dict[str, np.ndarray] = {}
+        for task in json.loads(Path(questions_file).read_text()):
+            folder = task["checkpoint"]
+            if folder not in references:
+                references[folder] = Reference(Path(folder))
+            answers = references[folder].answer(task)
+            arrays |= {f"{name}.{key}": np.asarray(v) for name, a in answers.items() for key, v in a.items()}
+        np.savez(answers_file, **arrays)
+        sys.stdout.write("answered\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

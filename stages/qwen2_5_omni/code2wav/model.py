@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 
 import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
@@ -19,7 +20,6 @@ from stages.qwen2_5_omni.code2wav.noise import noise_frames
 from stages.qwen2_5_omni.code2wav.pipeline import Code2WavPipeline, WindowJob
 from stages.qwen2_5_omni.code2wav.voices import VOICES_FILE, load_voices
 from stages.qwen2_5_omni.codec_window import CodecWindow
-from stages.qwen2_5_omni.options import Code2WavStage
 from stages.runtime.checkpoint_weights import load_weights_exactly
 from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, RejectedRequestsError
 
@@ -31,21 +31,12 @@ NOISE_THREADS = 8
 
 class Qwen2_5OmniCode2Wav(DiffusionModel):
     """Loads weights in float32 regardless of the checkpoint's dtype. `prepare` converts them to a
-    `Code2WavPipeline` and releases the modules.
-
-    Raises `TypeError` unless `vllm_config.additional_config` is a `DiffusionRuntimeConfig` with a
-    `Code2WavStage`.
-    """
+    `Code2WavPipeline` and releases the modules."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         config = vllm_config.model_config.hf_config
-        runtime = vllm_config.additional_config
-        if not isinstance(runtime, DiffusionRuntimeConfig) or not isinstance(runtime.stage, Code2WavStage):
-            raise TypeError(
-                "code2wav needs additional_config=DiffusionRuntimeConfig(Code2WavStage(...), ...)"
-            )
-        self._runtime = runtime
+        self._runtime = cast(DiffusionRuntimeConfig, vllm_config.additional_config)
         # Attribute names match the checkpoint. The reference also uses SDPA.
         options = {"attn_implementation": "sdpa", "dtype": torch.float32}
         dit = Qwen2_5OmniToken2WavDiTModel._from_config(config.dit_config, **options)

@@ -1,6 +1,7 @@
 """The code2wav stage as vLLM loads it: what the families' models have in common."""
 
 from collections.abc import Iterable, Set
+from typing import cast
 
 import torch
 from vllm.config import VllmConfig
@@ -21,11 +22,7 @@ from stages.runtime.diffusion_model import DiffusionBatch, DiffusionModel, Rejec
 
 
 class Code2WavModel(DiffusionModel):
-    """Weights, state and computation have the stage's dtype.
-
-    Raises `TypeError` unless `vllm_config.additional_config` is a `DiffusionRuntimeConfig` with a
-    `DiffusionStage`, and `ConfigError` for a config that the network cannot follow.
-    """
+    """Weights, state and computation have the stage's dtype."""
 
     def __init__(
         self,
@@ -37,11 +34,8 @@ class Code2WavModel(DiffusionModel):
     ) -> None:
         """`weight_prefix`: of the network's weights in the checkpoint."""
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        runtime = vllm_config.additional_config
-        if not isinstance(runtime, DiffusionRuntimeConfig) or not isinstance(runtime.stage, DiffusionStage):
-            raise TypeError(
-                "code2wav needs additional_config=DiffusionRuntimeConfig(DiffusionStage(...), ...)"
-            )
+        runtime = cast(DiffusionRuntimeConfig, vllm_config.additional_config)
+        assert isinstance(runtime.stage, DiffusionStage)
         self._stage = runtime.stage
         self._is_fast = runtime.is_fast
         # A step needs a slot for each of its windows, even if none leaves any state.

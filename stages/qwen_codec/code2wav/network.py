@@ -11,6 +11,7 @@ pass.
 """
 
 from collections import OrderedDict
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -122,20 +123,13 @@ class DecoderBlock(nn.Module):
 
 
 class Code2WavNetwork(nn.Module):
-    """The base class of the families' networks: they sum up the embeddings of a frame's codes differently."""
+    """Qwen3-Omni's network. Those of other families sum up the embeddings of a frame's codes differently."""
 
-    def __init__(
-        self,
-        config: Qwen3OmniMoeCode2WavConfig,
-        transformer: Transformer,
-        *,
-        code_width: int,
-        width: int,
-        has_lead: bool,
-    ) -> None:
-        """`code_width`: of the codes' embeddings; `width`: of the transformer's output. Raises `ConfigError`
-        for a config that the network cannot follow."""
+    has_lead: ClassVar[bool] = True
+
+    def __init__(self, config: Qwen3OmniMoeCode2WavConfig) -> None:
         super().__init__()
+        code_width, width, transformer = self.parts(config)
         self.codebook_size: int = config.codebook_size
         self.num_codebooks: int = config.num_quantizers
         self.code_embedding = nn.Embedding(config.codebook_size * config.num_quantizers, code_width)
@@ -147,7 +141,7 @@ class Code2WavNetwork(nn.Module):
             for ratio in config.upsampling_ratios
         )
         rates = tuple(config.upsample_rates)
-        undefined = [lead_after(rates[:number]) if has_lead else 0 for number in range(len(rates) + 1)]
+        undefined = [lead_after(rates[:number]) if self.has_lead else 0 for number in range(len(rates) + 1)]
         channels = config.decoder_dim
         decoder: list[nn.Module] = [CausalConv(width, channels)]
         for rate, before, after in zip(rates, undefined, undefined[1:], strict=False):
@@ -156,10 +150,15 @@ class Code2WavNetwork(nn.Module):
         decoder += [Snake(channels), CausalConv(channels, 1, num_undefined=undefined[-1])]
         self.decoder = nn.ModuleList(decoder)
 
+    def parts(self, config: Qwen3OmniMoeCode2WavConfig) -> tuple[int, int, Transformer]:
+        """The widths of the codes' embeddings and of the transformer's output, and the transformer."""
+        width = config.hidden_size
+        return width, width, Transformer(config, head_dim=width // config.num_attention_heads)
+
     def frames(self, embedded: torch.Tensor, step: Step) -> torch.Tensor:
         """The transformer's input [num_streams, new frames, channels], of the embeddings of all codes
-        [num_streams, new frames, codebooks, `code_width`]."""
-        raise NotImplementedError
+        [num_streams, new frames, codebooks, channels]."""
+        return embedded.mean(2)
 
     def forward(self, codes: torch.Tensor, step: Step) -> torch.Tensor:
         """codes: int64 [num_streams, new frames, codebooks]. Returns samples in [-1, 1], [num_streams, new

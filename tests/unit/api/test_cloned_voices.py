@@ -69,8 +69,6 @@ async def test_a_voice_that_was_sent_speaks_until_it_is_deleted(
         "id": "Ada",
         "name": "Ada",
         "created_at": created.json()["created_at"],
-        "type": "audio_sample",
-        "uploaded": True,
     }
     assert await names(app) == ["Ada"]
     for voice in ("Ada", "ADA", {"id": "ada"}):
@@ -83,7 +81,7 @@ async def test_a_voice_that_was_sent_speaks_until_it_is_deleted(
         deleted = await client.delete(f"{URL}/ada")
         assert deleted.json() == {"object": "audio.voice.deleted", "id": "Ada", "deleted": True}
         assert error_of(await client.delete(f"{URL}/Ada"), 404)["code"] == "voice_not_found"
-    assert error_of(await speak(app, voice="Ada"))["param"] == "voice"
+    assert clone_of(generator, await speak(app, voice="Ada")) is None  # and the model refuses to speak
 
 
 async def test_the_model_hears_the_recording_at_24_khz(generator: FakeGenerator) -> None:
@@ -206,7 +204,7 @@ async def test_models_without_an_encoder_clone_nothing() -> None:
     for field, value in (("ref_audio", data_url(WAV)), ("ref_text", "Hi"), ("speaker_embedding", [0.5])):
         assert error_of(await speak(app, **{field: value}))["param"] == field
     async with http_client(app) as client:
-        assert error_of(await client.delete(f"{URL}/Ethan"))["param"] == "name"
+        assert error_of(await client.delete(f"{URL}/Ethan"), 404)["param"] == "name"
         assert (await client.get("/v1/models/omni")).json()["clones_voices"] is False
 
 
@@ -251,13 +249,6 @@ async def test_a_request_brings_its_recording(generator: FakeGenerator) -> None:
     assert await names(app) == []
 
 
-async def test_words_that_are_required_are_those_of_the_stored_voice(generator: FakeGenerator) -> None:
-    app = app_of(generator)
-    await send(app)
-    error = error_of(await speak(app, voice="Ada", x_vector_only_mode=False))
-    assert error["param"] == "x_vector_only_mode"
-
-
 async def test_a_request_brings_the_vector_itself(generator: FakeGenerator) -> None:
     response = await speak(app_of(generator), speaker_embedding=[0.5, -1, 2e-3])
     assert clone_of(generator, response) == ClonedVoice(np.array([0.5, -1, 2e-3], np.float32).tobytes())
@@ -266,13 +257,10 @@ async def test_a_request_brings_the_vector_itself(generator: FakeGenerator) -> N
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({}, "voice"),
-        ({"voice": "alloy"}, "voice"),
         ({"ref_text": "Hello."}, "ref_text"),
         ({"ref_audio": "https://elsewhere.example/a.wav"}, "ref_audio"),
         ({"ref_audio": "file:///etc/passwd"}, "ref_audio"),
         ({"ref_audio": "AAAA"}, "ref_audio"),
-        ({"ref_audio": data_url(WAV), "x_vector_only_mode": False}, "ref_text"),
         ({"ref_audio": data_url(WAV), "speaker_embedding": [1.0]}, "ref_audio"),
         ({"speaker_embedding": [1.0], "ref_text": "Hello."}, "speaker_embedding"),
         ({"speaker_embedding": ["a"]}, "speaker_embedding[0]"),

@@ -196,6 +196,7 @@ async def test_an_innocent_image_does_not_wait_for_two_that_take_long() -> None:
     await asyncio.sleep(0.5)  # so that both are being decoded
     assert isinstance(await loader.load(PICTURE, "x"), ImagePart)
     assert not any(load.done() for load in bombs)
-    ended = await asyncio.gather(*bombs, return_exceptions=True)
-    assert all(isinstance(error, InvalidRequestError) and error.code == "invalid_image" for error in ended)
+    for load in bombs:  # tests/unit/media/test_image_bombs.py waits for the end of one
+        load.cancel()
+    await asyncio.wait(bombs)
     assert isinstance(await loader.load(PICTURE, "x"), ImagePart)

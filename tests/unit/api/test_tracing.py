@@ -309,8 +309,10 @@ async def test_server_sends_the_last_spans_before_it_ends(collector: Collector) 
 
 
 async def test_collector_that_hangs_harms_nothing_and_the_server_ends(
-    collector: Collector, caplog: pytest.LogCaptureFixture
+    collector: Collector, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for patience in ("_EXPORT_TIMEOUT_S", "_CLOSE_TIMEOUT_S"):
+        monkeypatch.setattr(f"omni_server.api.otel.{patience}", 1.0)
     collector.answers.clear()
     life = Life(FakeGenerator(script=timed(text_script())))
     async with (

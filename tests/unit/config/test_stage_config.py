@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from omni_server.config.chunk_plan import BusyChunks, ChunkPlan, PacingConfig
+from omni_server.config.chunk_plan import BusyChunks, ChunkPlan
 from omni_server.config.pipeline import installed_families
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import RESERVED_ENGINE_ARGS, DiffusionStage
@@ -164,14 +164,6 @@ def test_the_longest_window_is_what_the_plan_can_cut() -> None:
 def test_with_carry_one_window_of_a_stream_is_out_at_a_time() -> None:
     assert ChunkPlan().max_outstanding_windows == 1
     assert ChunkPlan(carry=False).max_outstanding_windows == 2
-    assert ChunkPlan(mode="whole").max_outstanding_windows == 2
-    three = PacingConfig(max_outstanding_windows=3)
-    assert ChunkPlan(carry=False, pacing=three).max_outstanding_windows == 3
-    assert ChunkPlan(mode="whole", pacing=three).max_outstanding_windows == 3
-    assert refusal(deployment_with("edges.1.chunks.pacing.max_outstanding_windows", 2)) == (
-        "pacing.max_outstanding_windows is 2, but with carry each window needs what the one before it leaves behind: "
-        "set it to 1, or carry to false"
-    )
 
 
 def test_a_deployment_carries_state_unless_its_plan_does_without() -> None:
@@ -228,7 +220,6 @@ def test_every_window_of_a_step_has_room_for_its_stream() -> None:
         ("edges.1.chunks.new_blocks", [0]),
         ("edges.1.chunks.new_blocks", []),
         ("edges.1.chunks.pacing.max_work_ahead_s", -1),
-        ("edges.1.chunks.pacing.max_outstanding_windows", 0),
         ("edges.1.chunks.pacing.max_start_delay_s", -0.1),
         ("edges.1.chunks.future_blocks", -1),
         ("edges.1.chunks.vocoder_margin_frames", -1),

@@ -44,7 +44,7 @@ LIMITS = MediaLimits(
     max_video_pixels=6 * 84 * 112,
     max_video_frame_pixels=20_000,
 )
-ROUNDS = int(os.environ.get("OMNI_FUZZ_ROUNDS", "1000"))
+ROUNDS = int(os.environ.get("OMNI_FUZZ_ROUNDS", "500"))
 SLOW_ROUNDS = 12
 """Each starts a process."""
 

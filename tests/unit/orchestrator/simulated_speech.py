@@ -172,11 +172,8 @@ class Simulation:
         self, code2wav: SimulatedCode2Wav, pacing: PacingConfig | None = None, plan: ChunkPlan | None = None
     ) -> None:
         self.code2wav = code2wav
-        """State is not carried if `pacing` allows several outstanding windows per stream."""
-        pacing = PacingConfig() if pacing is None else pacing
-        carry = pacing.max_outstanding_windows in (None, 1)
         given = {} if plan is None else plan.model_dump()
-        self._plan = Code2WavChunks.model_validate(given | {"pacing": pacing, "carry": carry})
+        self._plan = Code2WavChunks.model_validate(given | {"pacing": pacing or PacingConfig()})
         self.scheduler = SpeechScheduler(self._plan, LAYOUT, PendingStreams(), clock=clock)
 
     def utterance(self, name: str, caller: str = "") -> Utterance:

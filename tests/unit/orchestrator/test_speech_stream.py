@@ -44,15 +44,15 @@ async def test_results_that_come_out_of_order_are_put_in_order() -> None:
             return await super().run(request_id, *args, **kwargs)
 
     code2wav = Backwards()
-    utterance = await Simulation(code2wav, PacingConfig(max_outstanding_windows=4)).speak("u", 300)
-    assert code2wav.computed[0] == "u-3"
+    utterance = await Simulation(code2wav, plan=ChunkPlan(carry=False)).speak("u", 300)
+    assert code2wav.computed[0] == "u-1"
     assert is_whole(utterance, 300)
 
 
 @in_virtual_time
 async def test_first_windows_are_due_a_second_later_and_later_ones_when_they_will_be_played() -> None:
     await asyncio.sleep(5.0)  # priorities count from the server's start, which is the simulation's
-    simulation = Simulation(SimulatedCode2Wav(step_s=0.1), PacingConfig(max_outstanding_windows=1))
+    simulation = Simulation(SimulatedCode2Wav(step_s=0.1))
     await asyncio.sleep(1.0)
     utterance = await simulation.speak("u", 280)
     assert utterance.first_audio_s == pytest.approx(0.1)
@@ -132,11 +132,11 @@ async def test_the_first_window_of_a_new_stream_is_sent_at_once_however_far_othe
 
 
 @in_virtual_time
-async def test_no_more_windows_of_a_stream_are_out_than_allowed() -> None:
-    for limit in (1, 2, 3):
+async def test_two_windows_of_a_stream_are_out_where_none_needs_the_state_of_another() -> None:
+    for carry, limit in ((True, 1), (False, 2)):
         code2wav = SimulatedCode2Wav(step_s=0.1)
-        pacing = PacingConfig(max_outstanding_windows=limit, max_work_ahead_s=None)
-        await Simulation(code2wav, pacing).speak("u", 600)
+        plan = ChunkPlan(carry=carry)
+        await Simulation(code2wav, PacingConfig(max_work_ahead_s=None), plan).speak("u", 600)
         assert code2wav.most_running == {"u": limit}
 
 

@@ -23,17 +23,11 @@ def check(window: CodecWindow, num_codes: int = 48) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"noise_seed": -1}, "noise_seed is -1"),
-        ({"noise_seed": 2**64}, "noise_seed is 18446744073709551616"),
-        ({"first_code": -12}, "first_code is -12"),
-        ({"first_code": 2**40}, "first_code is 1099511627776"),
+        ({"first_code": -12}, "emit_start 48 to emit_end 60 is empty or outside the window -12 to 36"),
         ({"first_code": 25}, "first_code is 25; it must be a multiple of 12"),
-        ({"emit_start": -1}, "emit_start is -1"),
         ({"emit_start": 23}, "emit_start 23 to emit_end 60 is empty or outside the window 24 to 72"),
         ({"emit_end": 48}, "emit_start 48 to emit_end 48 is empty"),
         ({"emit_end": 73}, "outside the window 24 to 72"),
-        ({"emit_end": 2**40}, "emit_end is 1099511627776"),
-        ({"vocoder_margin_frames": -1}, "vocoder_margin_frames is -1"),
         ({"vocoder_margin_frames": 49}, "48 mel frames before emit_start; the vocoder needs 49"),
         ({"emit_end": 63}, "18 mel frames after emit_end; the vocoder needs 20"),
         ({"is_last": True}, "the last window must be emitted to its end 72, not to 60"),

@@ -23,6 +23,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model_loader
 from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
 
+from omni_server.errors import ConfigError
 from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.qwen3_omni.hf_overrides import talker_config
 from stages.qwen3_omni.talker import Qwen3OmniTalker
@@ -126,7 +127,7 @@ def test_a_checkpoint_that_lacks_a_part_of_a_merged_weight_is_refused(
     save_file(weights, folder / "model.safetensors")
     config = engine_config(folder)
     refusal = (
-        pytest.raises(ValueError, match=f"lacks weights of the code predictor: .*{missing}")
+        pytest.raises(ConfigError, match=rf"lacks 1 weights .*talker\.code_predictor\.{missing}")
         if missing
         else nullcontext()
     )

@@ -3,7 +3,6 @@ code2wav/test_stream_decoder.py."""
 
 import pytest
 
-from omni_server.errors import ConfigError
 from stages.qwen3_tts.codec_layout import decoder_layout
 from stages.qwen_codec.codec_layout import Code2WavLayout, code2wav_layout
 
@@ -33,7 +32,7 @@ def test_the_published_checkpoints_layouts(
 
 
 def test_rates_that_leave_nothing_of_the_first_frame_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"upsample_rates \[2, 2\] and upsampling_ratios \[\] leave no"):
+    with pytest.raises(ValueError, match="lead_samples is 6; it must be less than samples_per_frame, 4"):
         code2wav_layout(
             {"num_hidden_layers": 1, "sliding_window": 4, "upsampling_ratios": (), "upsample_rates": (2, 2)}
         )

@@ -4,7 +4,6 @@ import torch
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-from stages.qwen3_omni.codec_network import Qwen3OmniNetwork
 from stages.qwen3_tts.codec_layout import decoder_layout
 from stages.qwen3_tts.codec_network import Qwen3TTSNetwork
 from stages.qwen3_tts.hf_config import Qwen3TTSDecoderConfig
@@ -72,7 +71,7 @@ def single_pass(reference: Reference, codes: torch.Tensor) -> torch.Tensor:
 def network_like(reference: Reference) -> Code2WavNetwork:
     config = reference.config
     made: Code2WavNetwork = (
-        Qwen3TTSNetwork(config) if isinstance(config, Qwen3TTSDecoderConfig) else Qwen3OmniNetwork(config)
+        Qwen3TTSNetwork(config) if isinstance(config, Qwen3TTSDecoderConfig) else Code2WavNetwork(config)
     )
     network = made.to(reference.device, reference.dtype)
     network.load_state_dict(reference.state_dict())
