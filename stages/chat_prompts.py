@@ -48,6 +48,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 _A_TEXT = "a text of no template"
+_REASONING_END = "</think>"
 
 
 class PlainText:
@@ -85,7 +86,7 @@ class PromptRenderer:
         """`tools_system_prompt` precedes tools in a chat that has no system message."""
         from transformers import AutoProcessor, ProcessorMixin
 
-        processor: Any = AutoProcessor.from_pretrained(model_dir)
+        processor: Any = AutoProcessor.from_pretrained(model_dir, trust_remote_code=False)
         tokenizer = processor.tokenizer if isinstance(processor, ProcessorMixin) else processor
         self._template: Any = processor if processor.chat_template else tokenizer
         if not self._template.chat_template:
@@ -134,7 +135,7 @@ def _takes_parts(template: Any) -> bool:
     conversation = [{"role": "user", "content": [{"type": "text", "text": _A_TEXT}]}]
     try:
         rendered: str = template.apply_chat_template(conversation, tokenize=False)
-    except (TemplateError, TypeError):
+    except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return False
     return _A_TEXT in rendered and "'type'" not in rendered
 
@@ -168,11 +169,15 @@ def joined_texts(parts: Iterable[ContentPart]) -> list[ContentPart]:
 
 
 def _marked(message: ChatMessage, plain: PlainText) -> ChatMessage:
-    """Marks joined texts, as the template joins them: together they may spell a token."""
-    parts = [
-        TextPart(plain.marked(part.text)) if isinstance(part, TextPart) else part
-        for part in joined_texts(message.content)
-    ]
+    """Marks joined texts, as the template joins them: together they may spell a token. Leaves out the reasoning
+    of earlier answers, which templates do not recognise once its tags are marked."""
+    parts = []
+    for part in joined_texts(message.content):
+        if isinstance(part, TextPart):
+            is_answer = message.role == "assistant" and _REASONING_END in part.text
+            text = part.text.rpartition(_REASONING_END)[2].lstrip("\n") if is_answer else part.text
+            part = TextPart(plain.marked(text))
+        parts.append(part)
     return replace(message, content=tuple(parts))
 
 

@@ -321,7 +321,7 @@ def parse_speech(
     model = generator.model_info
     speech, sampling, audio_format = parse_without_text(body, model)
     _check_length(body.input, "input", max_characters, ". --max-speech-characters sets the server's limit")
-    longest = math.inf if model.text_stage is None else LONGEST_PASSAGE
+    longest = math.inf if model.reads_text else LONGEST_PASSAGE
     if model.about is not None and model.about.longest_passage is not None:
         longest = min(longest, model.about.longest_passage)
     texts = passages(body.input, model.longest_speech_s, longest)

@@ -72,7 +72,7 @@ def find_folder(
             f"speech model '{speech_model}' is {', '.join(names) or 'no model'}; answers are read aloud by "
             f"{', '.join(readers)}"
         )
-    return joined_folder(llm, speech, llm_name=model, speech_name=speech_model)
+    return joined_folder(llm, speech)
 
 
 def base_config(folder: Path, name: str, *, on_gpu: bool) -> tuple[ModelFamily, Path, StageConfig]:

@@ -15,26 +15,23 @@ SPOKEN_LLM = "SpokenLLM"
 LLM_FOLDER, SPEECH_FOLDER = "llm", "speech"
 
 
-def joined_folder(llm: Path, speech: Path, *, llm_name: str, speech_name: str) -> Path:
+def joined_folder(llm: Path, speech: Path) -> Path:
     """Returns a folder with a link to each, in the user's cache; the same for the same two.
 
     Raises `ConfigError` if it cannot be made.
     """
-    document: dict[str, object] = {
-        "architectures": [SPOKEN_LLM],
-        LLM_FOLDER: llm_name,
-        SPEECH_FOLDER: speech_name,
-    }
+    links = {LLM_FOLDER: str(llm.resolve()), SPEECH_FOLDER: str(speech.resolve())}
+    document: dict[str, object] = {"architectures": [SPOKEN_LLM], **links}
     quantization = read_json_object(llm / "config.json").get("quantization_config")
     if quantization is not None:  # read by whoever looks at the weights
         document["quantization_config"] = quantization
     config = json.dumps(document, indent=2)
-    links = {LLM_FOLDER: llm.resolve(), SPEECH_FOLDER: speech.resolve()}
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "omni-server"
-    folder = cache / hashlib.sha256(f"{config} {links}".encode()).hexdigest()[:16]
-    if folder.is_dir():
+    folder = cache / hashlib.sha256(config.encode()).hexdigest()[:16]
+    if _is_whole(folder):
         return folder
     try:
+        shutil.rmtree(folder, ignore_errors=True)
         cache.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(dir=cache))
         try:
@@ -45,8 +42,12 @@ def joined_folder(llm: Path, speech: Path, *, llm_name: str, speech_name: str) -
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
-        if not folder.is_dir():  # another server has not made it meanwhile
+        if not _is_whole(folder):  # another server has not made it meanwhile
             raise ConfigError(
                 f"{cache}: {error.strerror}: set XDG_CACHE_HOME to a folder that can be written"
             ) from error
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    return all((folder / name).exists() for name in ("config.json", LLM_FOLDER, SPEECH_FOLDER))

@@ -253,7 +253,9 @@ class EngineBuilder:
             model_dir=str(folder),
             row_producer=None if outgoing is None else self.config.spec_of(outgoing).function,
             output_queue=None if outgoing is None else self.queues[outgoing.source, outgoing.target][number],
-            input_queues=() if incoming is None else self.queues.get((incoming.source, incoming.target), ()),
+            input_queues=self.queues[incoming.source, incoming.target]
+            if incoming is not None and isinstance(received, Embeddings)
+            else (),
             row_table=spec.reads_text or (isinstance(received, Embeddings) and received.text_ids),
             # Operators who want batch-invariant sums get them from vLLM's kernels.
             decoding_kernels=not vllm_envs.VLLM_BATCH_INVARIANT,

@@ -26,6 +26,7 @@ class TokenTable:
         self._added: dict[int, str] = {
             token_id: text for text, token_id in self._tokenizer.get_added_vocab().items()
         }
+        self._is_byte_level = "Ġ" in self._tokenizer.get_vocab()  # its space
         self._texts = lru_cache(maxsize=65536)(self._text)
 
     def is_special(self, token_id: int) -> bool:
@@ -55,10 +56,10 @@ class TokenTable:
             return "", b""
         if (spelled := _BYTE_TOKEN.fullmatch(token)) is not None:
             utf8 = bytes([int(spelled[1], 16)])
-        elif _SPACE in token:
-            utf8 = token.replace(_SPACE, " ").encode()
-        elif all(character in _BYTES for character in token):
+        elif self._is_byte_level and all(character in _BYTES for character in token):
             utf8 = bytes(_BYTES[character] for character in token)
-        else:
+        elif self._is_byte_level:
             utf8 = self._tokenizer.decode([token_id]).encode()
+        else:
+            utf8 = token.replace(_SPACE, " ").encode()
         return utf8.decode(errors="replace"), utf8

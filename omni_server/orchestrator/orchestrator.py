@@ -357,6 +357,7 @@ class Orchestrator:
         """Adds the stage that reads what the entry writes."""
         assert request.speech is not None
         assert self._spoken_text_filter is not None
+        self._speaker_params(request, name, 1)  # before the answer is written
         written = WrittenText(self._spoken_text_filter(prompt.text))
         source = TextSource(
             self._family.speech_text(replace(request.speech, text_first=False), voice),

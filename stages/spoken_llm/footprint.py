@@ -47,7 +47,7 @@ def _within(folder: str, footprint: StageFootprint) -> StageFootprint:
 
 def _language_model(folder: Path) -> StageFootprint:
     with config_errors(f"{folder / 'config.json'} describes no language model that can be built"):
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         text: Any = config.get_text_config(decoder=True)
         num_heads = text.num_attention_heads
         num_kv_heads = getattr(text, "num_key_value_heads", None) or num_heads

@@ -195,6 +195,9 @@ def test_what_the_language_model_does_not_take_is_refused(live: LiveOmni) -> Non
     noise = np.zeros(24_000, np.float32)
     with pytest.raises(InvalidRequestError):
         live.answer(chat(0, AudioPart(noise, 24_000)))
+    too_long = {"talker": SamplingConfig(max_tokens=9000)}
+    with pytest.raises(InvalidRequestError, match="maximum context length"):
+        live.run(live.omni.submit(replace(chat(0), sampling=too_long), print))
     picture = ImagePart(np.full((56, 84, 3), 99, np.uint8))
     if "image" not in live.omni.model_info.input_modalities:
         with pytest.raises(InvalidRequestError):

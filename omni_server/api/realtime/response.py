@@ -29,11 +29,10 @@ from omni_server.api.realtime.server_events import (
     response_usage,
     shown,
 )
-from omni_server.api.realtime.session_config import SessionConfig, speech_of, tool_use
+from omni_server.api.realtime.session_config import SessionConfig, tool_use
 from omni_server.api.sampling import text_sampling
 from omni_server.api.state import ServerState
 from omni_server.api.usage import total_usage
-from omni_server.api.voice_store import VoiceStore
 from omni_server.errors import OmniError
 from omni_server.types import (
     SAMPLE_RATE_HZ,
@@ -42,6 +41,7 @@ from omni_server.types import (
     ModelInfo,
     OmniRequest,
     SamplingConfig,
+    SpeechOutput,
     TextDelta,
     ToolCallDelta,
     Usage,
@@ -59,6 +59,7 @@ class ResponsePlan:
     id: str
     config: SessionConfig
     """In effect for this response."""
+    speech: SpeechOutput | None
     messages: tuple[ChatMessage, ...]
     text: str | None
     """What a model that only reads aloud is to speak; None for others."""
@@ -70,14 +71,13 @@ class ResponsePlan:
     """Receives the answer as items; None for an out-of-band response."""
     metadata: Mapping[str, str] | None
 
-    def request(self, model: ModelInfo, voices: VoiceStore) -> OmniRequest:
+    def request(self, model: ModelInfo) -> OmniRequest:
         limit = self.config.max_output_tokens
         sampling = SamplingConfig(max_tokens=None if limit == "inf" else limit)
-        speech = speech_of(self.config, model, voices) if self.config.with_speech else None
         return OmniRequest(
             request_id=self.id,
             messages=self.messages,
-            speech=speech,
+            speech=self.speech,
             sampling=text_sampling(sampling, model),
             tools=tool_use(self.config),
             max_tokens_param="response.max_output_tokens",
@@ -143,7 +143,7 @@ class ResponseRun:
 
     async def _answer(self) -> None:
         generator = self._state.require_generator()
-        first, *others = self._plan.passages or [self._plan.request(generator.model_info, self._state.voices)]
+        first, *others = self._plan.passages or [self._plan.request(generator.model_info)]
         async with aclosing(AnswerStream(generator, self._state, self.id, one_by_one=others)) as answer:
             await answer.submit(first, truncates=self._plan.config.truncation != "disabled")
             if first.tools is None:

@@ -19,12 +19,13 @@ from omni_server.api.realtime.items import HeardAudio, Item, UserItem
 from omni_server.api.realtime.outbox import Outbox
 from omni_server.api.realtime.response import ResponsePlan, ResponseRun
 from omni_server.api.realtime.server_events import new_id, shown, wire_error
-from omni_server.api.realtime.session_config import SessionConfig, first_config, speech_of, updated
+from omni_server.api.realtime.session_config import SessionConfig, first_config, updated
 from omni_server.api.realtime.transcriber import report_failure, transcribe
 from omni_server.api.schemas import StageSampling
 from omni_server.api.speech import SpeechRequest, in_voice, parse_speech
 from omni_server.api.state import ServerState
 from omni_server.api.validation import missing_parameter
+from omni_server.api.voices import speech_output
 from omni_server.errors import InvalidRequestError, OmniError, OverloadedError
 from omni_server.types import ModelInfo, OmniRequest
 
@@ -263,13 +264,18 @@ class Session:
         if params.overrides:
             config = updated(config, params.overrides, self._model, self._state.voices, param="response")
         name = new_id("resp")
+        speech = None
+        if config.with_speech:
+            voices, param = self._state.voices, "response.audio.output.voice"
+            speech = speech_output(config.audio.output.voice, self._model, voices, param)
         text, passages = self._to_read(name, items, config)
         plan = ResponsePlan(
             id=name,
             config=config,
+            speech=speech,
             messages=messages_of(items, config.instructions, self._model),
             text=text,
-            passages=passages,
+            passages=in_voice(passages, None if speech is None else speech.clone),
             last_read_id=items[-1].id if text is not None and params.input is None else None,
             conversation=self._conversation if params.conversation != "none" else None,
             metadata=params.metadata,
@@ -303,7 +309,7 @@ class Session:
             if error.param in ("input", "instructions"):
                 error.param = f"response.{error.param}"
             raise
-        return text, in_voice(requests, speech_of(config, self._model, self._state.voices).clone)
+        return text, requests
 
     def _ended(self, run: ResponseRun) -> None:
         self._runs.discard(run)

@@ -11,7 +11,7 @@ from omni_server.api.validation import ExactModel, validate
 from omni_server.api.voice_store import VoiceStore
 from omni_server.api.voices import speech_output
 from omni_server.errors import InvalidRequestError
-from omni_server.types import ModelInfo, SpeechOutput, ToolUse
+from omni_server.types import ModelInfo, ToolUse
 
 JsonObject = Mapping[str, JsonValue]
 
@@ -231,16 +231,11 @@ def updated(
             "This model only reads aloud.", param=f"{param}.{field}", code="unsupported_value"
         )
     tool_use(new, param)
-    if new.audio.output.voice is not None and model.voices:
-        name = new.audio.output.voice
+    name = new.audio.output.voice
+    if name is not None and name != config.audio.output.voice and model.voices:
         speech = speech_output(name, model, voices, f"{param}.audio.output.voice")
         new.audio.output.voice = speech.voice or name
     return new
-
-
-def speech_of(config: SessionConfig, model: ModelInfo, voices: VoiceStore) -> SpeechOutput:
-    """Raises `InvalidRequestError` if the session has no voice and the model needs one."""
-    return speech_output(config.audio.output.voice, model, voices, "response.audio.output.voice")
 
 
 class _Body(BaseModel):

@@ -268,8 +268,9 @@ async def test_a_long_text_is_read_in_passages_one_after_the_other() -> None:
     assert [generation.num_closed for generation in generator.generations] == [1] * len(texts)
 
 
-async def test_a_model_that_only_reads_gets_a_long_text_as_a_whole() -> None:
-    generator = FakeGenerator(replace(MODEL, text_stage=None))
+@pytest.mark.parametrize("text_stage", [None, "thinker"])
+async def test_a_model_that_reads_gets_a_long_text_as_a_whole(text_stage: str | None) -> None:
+    generator = FakeGenerator(replace(MODEL, text_stage=text_stage, reads_text=True))
     await spoken_by(generator, text=LONG)
     [request] = generator.requests
     assert request.speech is not None

@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from vllm.logprobs import Logprob
 
 from omni_server.engine.token_table import TokenTable
@@ -58,3 +60,10 @@ def test_spaces_and_bytes_of_sentencepiece_are_what_they_stand_for(tmp_path: Pat
     table = TokenTable(tokenizer)
     ids = tokenizer.convert_tokens_to_ids(["▁hello", "<0xC3>", "a"])
     assert [table.logprob(token_id, 0.0).utf8 for token_id in ids] == [b" hello", b"\xc3", b"a"]
+
+
+def test_accents_of_sentencepiece_are_no_bytes() -> None:
+    """They are in GPT-2's alphabet, too."""
+    words = Tokenizer(WordLevel({"né": 0, "▁é": 1}, unk_token="né"))
+    table = TokenTable(PreTrainedTokenizerFast(tokenizer_object=words))
+    assert [table.logprob(token_id, 0.0).utf8.decode() for token_id in (0, 1)] == ["né", " é"]

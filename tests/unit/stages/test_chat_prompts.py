@@ -38,6 +38,17 @@ def test_the_tokens_around_a_chat_are_those_of_its_template(folder: Path) -> Non
     assert not renderer_of(folder).render((ChatMessage("user", (TextPart("a"),)),)).add_special_tokens
 
 
+def test_the_reasoning_of_earlier_answers_is_left_out(folder: Path) -> None:
+    messages = [
+        ChatMessage(role, (TextPart(f"<think>\nHm.</think>\n\n{text}"),))
+        for role, text in (("assistant", "Four."), ("user", "Why?"))
+    ]
+    assert (
+        renderer_of(folder).render(messages).text
+        == "[assistant]Four.[user]<think>\nHm.</think>\n\nWhy?[assistant]"
+    )
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -69,10 +69,19 @@ def session_with(voice: str) -> Any:
     return {"type": "realtime", "audio": {"output": {"voice": voice}}}
 
 
-async def test_a_model_that_clones_needs_a_voice() -> None:
-    async with RealtimeClient(FakeGenerator(CLONING_MODEL)) as client:
+@pytest.mark.parametrize("model", [CLONING_MODEL, CLONING_CHAT_MODEL])
+async def test_a_model_that_clones_needs_a_voice(model: ModelInfo) -> None:
+    async with RealtimeClient(FakeGenerator(model)) as client:
         await client.opened()
         await client.say("Hello.")
+        assert (await client.refused("response.create"))["param"] == "response.audio.output.voice"
+        voice = StoredVoice("Ada", 0, "Ada", ClonedVoice(b"1234"))
+        client.state.voices.add(voice)
+        await client.send("session.update", session=session_with("Ada"))
+        await client.until("session.updated")
+        client.state.voices.remove(voice)
+        await client.send("session.update", session={"type": "realtime", "instructions": "Whisper."})
+        await client.until("session.updated")
         assert (await client.refused("response.create"))["param"] == "response.audio.output.voice"
 
 

@@ -111,6 +111,24 @@ def test_a_cache_that_cannot_be_written_is_told(
         resolve_deployment(str(folder / "llm"), None, speech_model=str(folder / "speech"), use_cpu=True)
 
 
+def test_a_folder_that_has_lost_a_link_is_made_anew(folder: Path) -> None:
+    options = {"speech_model": str(folder / "speech"), "use_cpu": True}
+    joined, _ = resolve_deployment(str(folder / "llm"), None, **options)
+    (joined / "llm").unlink()
+    assert resolve_deployment(str(folder / "llm"), None, **options)[0] == joined
+    assert (joined / "llm").resolve() == (folder / "llm").resolve()
+
+
+def test_code_of_a_checkpoint_is_not_run(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    config = json.loads((copy / "llm" / "config.json").read_text())
+    config |= {"model_type": "unknown", "auto_map": {"AutoConfig": "code.Config"}}
+    (copy / "llm" / "config.json").write_text(json.dumps(config))
+    (copy / "llm" / "code.py").write_text("raise SystemExit('it has been run')")
+    with pytest.raises(ConfigError, match="custom code"):
+        resolve_deployment(str(copy), None, use_cpu=True)
+
+
 def test_the_check_knows_every_weight_of_both(folder: Path) -> None:
     options = CheckOptions(str(folder / "llm"), speech_model=str(folder / "speech"), use_cpu=True)
     report = check(options, lambda line: None)
