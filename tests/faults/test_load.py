@@ -20,7 +20,7 @@ from tests.omni_families import QWEN3_OMNI, QWEN3_TTS, OmniFamily, for_families
 
 MAX_QUEUE = 24
 CONCURRENCY = 10
-NUM_QUESTIONS = 2
+NUM_QUESTIONS = 1
 """Of those in the mix: every kind of request with each."""
 LONGEST = 120
 """Frames: 10 s of speech."""

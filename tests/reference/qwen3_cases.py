@@ -15,7 +15,7 @@ def _case(
     messages: tuple[ChatMessage, ...],
     voice: str = "Ethan",
     thinker_max_tokens: int = 24,
-    talker_max_tokens: int = 40,
+    talker_max_tokens: int = 32,
     stop_at: int | None = None,
     ignore_eos: bool = False,
 ) -> Case:
