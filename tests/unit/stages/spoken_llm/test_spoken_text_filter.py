@@ -93,13 +93,26 @@ WRITTEN_AND_SPOKEN = [
     # HTML: tags and comments are left out, and so are whole tables and preformatted text.
     ("a <b>b</b> H<sub>2</sub>O <span class=\"x\">c</span>", "a b H2O c"),
     ("one<br>two<br />three", "one\ntwo\nthree"),
-    ("one <!-- two\nthree --> four", "one  four"),
+    ("<!-- one\ntwo --> three <!-- four --> five", " three  five"),
     ("one\n<table border='1'>\n<tr><td>2</td></tr>\n</table>\n<PRE>a</PRE>\n<BR>three", "one\n\nthree"),
-    # Reasoning is left out, closed or not.
+    # Inside a line, they may be what the sentence is about, and do not begin what is left out.
+    ("Use a <table> element, then style it. It helps.", "Use a <table> element, then style it. It helps."),
+    ("I use <pre> tags a lot.\nThey matter.", "I use <pre> tags a lot.\nThey matter."),
+    ("- <table>: rows\n- [ ] <pre>: code", "<table>: rows\n<pre>: code"),
+    ("It begins with <!--. Then two\nthree", "It begins with <!--. Then two\nthree"),
+    ("I think <think> is a tag. Really.", "I think  is a tag. Really."),
+    # Reasoning is left out, closed or not, where it begins a line.
     ("<think>\nHm, *what*?\n\n</think>\n\n# One", "One"),
     ("<think>a</think>- one\n<thinking>b</thinking>\ntwo", "one\n\ntwo"),
-    ("<reasoning>a</reasoning>one <thought>b", "one "),
+    ("<reasoning>a</reasoning>one\n<thought>b", "one\n"),
+    ("<Think>a</think>one\n<thinking>b</THINKING>two", "one\ntwo"),
+    ("<PRE>a</Pre>one\n<table>b</TABLE>two", "one\ntwo"),
     ("one</think> two", "one two"),
+    # Tool calls are left out wherever they begin.
+    ('One. <tool_call>{"name": "a"}</tool_call> Two.', "One.  Two."),
+    ('<tool_call>\n{"name": "a"}\n</tool_call>\n<tool_call>\n<function=a>', ""),
+    ("One.<TOOL_CALL>get\n<arg_key>a</arg_key></tool_call>", "One."),
+    ("I think <tool_call> is a tag. <tool_call> ", "I think  is a tag.  "),
 ]  # fmt: skip
 
 MARKUP = [
@@ -141,6 +154,17 @@ def test_random_markup_is_read_alike_in_any_pieces() -> None:
         assert "".join(spoken_parts(in_random_pieces(written, rng))) == at_once, written
 
 
+@pytest.mark.parametrize("begin", ["`", "[", "[a](", '[a](b "', "<b a='", "x <!--", "| a |", "# *_`[(<|", ""])
+@pytest.mark.parametrize("character", "a ([*")
+def test_what_stays_open_for_long_is_text_in_any_pieces(begin: str, character: str) -> None:
+    rng = random.Random(begin)
+    written = begin + character * rng.randint(1001, 1020) + "`](b) \"'>-->\n|---|\nhttps://" + "a/" * 550
+    at_once = "".join(spoken_parts([written]))
+    assert at_once.startswith(written[: len(begin) + 1].lstrip("# "))
+    for _ in range(5):
+        assert "".join(spoken_parts(in_random_pieces(written, rng))) == at_once
+
+
 @pytest.mark.parametrize(
     "pieces_and_spoken",
     [
@@ -154,7 +178,7 @@ def test_random_markup_is_read_alike_in_any_pieces() -> None:
         [("one `a", "one "), (" b", ""), ("` two", "a b two"), (" `c", " "), (None, "`c")],
         [("one\n|", "one\n"), ("x| is", ""), (" 5\n", ""), ("two", "|x| is 5\ntwo"), (None, "")],
         [("one\n| a |\n", "one\n"), ("|--|\n", ""), ("| 1 |\n", ""), ("two", "\ntwo"), (None, "")],
-        [("a <", "a "), ("3 b", "<3 b"), (" <b", " "), (">c", "c"), ("<think", ""), ("> d", ""), (None, "")],
+        [("a <", "a "), ("3 b", "<3 b"), (" <b", " "), (">c", "c"), ("\n<think", "\n"), ("> d", "")],
     ],
 )
 def test_only_what_may_be_markup_is_held_back(pieces_and_spoken: list[tuple[str | None, str]]) -> None:
@@ -169,6 +193,7 @@ def test_only_what_may_be_markup_is_held_back(pieces_and_spoken: list[tuple[str 
         ("<|assistant|>\n<think>\n\n</think>\n\n", "Hm\n\nOne."),
         ("<|assistant|>\n<think>\n", "One."),
         ("<|assistant|>\n<think>", "One."),
+        ("<|assistant|>\n<THINK>", "One."),
     ],
 )
 def test_reasoning_that_the_prompt_opens_is_left_out(prompt: str, spoken: str) -> None:
