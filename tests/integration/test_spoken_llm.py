@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import io
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -141,6 +143,25 @@ def test_speech_begins_before_the_text_is_written(live: LiveOmni) -> None:
 
 
 @with_text
+def test_a_language_model_that_pauses_changes_nothing(live: LiveOmni) -> None:
+    request = chat(1, max_tokens=400, ignore_eos=True)
+    wanted = live.answer(request)
+    thinker = live.omni.engine_pids()["thinker"]
+
+    async def with_a_pause() -> tuple[int, ...]:
+        codes, has_paused = tuple[int, ...](), False
+        async for event in live.omni.events(request):
+            codes += event.codes if isinstance(event, CodecDelta) else ()
+            if codes and not has_paused:
+                has_paused = True
+                os.kill(thinker, signal.SIGSTOP)
+                asyncio.get_running_loop().call_later(1.0, os.kill, thinker, signal.SIGCONT)
+        return codes
+
+    assert live.run(with_a_pause()) == wanted.codes
+
+
+@with_text
 @pytest.mark.parametrize("stage", ["thinker", "talker", "code2wav"])
 def test_a_stage_that_dies_ends_the_answer_and_the_next_is_right(live: LiveOmni, stage: str) -> None:
     wanted = live.answer(chat(2))
@@ -247,6 +268,36 @@ def test_chats_have_the_whole_text_as_the_transcript(live: LiveOmni) -> None:
     assert np.array_equal(chatted, read)
     assert refused.status_code == 400
     assert "audio" in refused.json()["error"]["message"]
+
+
+@with_text
+def test_answers_beside_tools_are_spoken_and_calls_are_not(live: LiveOmni) -> None:
+    parameters = {"type": "object", "properties": {"place": {"type": "string", "enum": ["Oslo"]}}}
+    parameters |= {"required": ["place"], "additionalProperties": False}
+    body = {
+        "model": live.omni.model_info.name,
+        "messages": [{"role": "user", "content": QUESTIONS[0]}],
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": parameters}}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": VOICES[0], "format": "wav"},
+        "temperature": 0,
+        "stage_sampling": {"talker": {"temperature": 0, "repetition_penalty": 1.05, "max_tokens": 24}},
+    }
+
+    called = {"tool_choice": "required", "parallel_tool_calls": False}
+
+    async def asked() -> list[Any]:
+        async with http_client(create_app(ServerState(live.omni), ApiConfig())) as client:
+            free = await client.post("/v1/chat/completions", json=body | {"max_tokens": 8})
+            calling = await client.post("/v1/chat/completions", json=body | called)
+            return [response.json()["choices"][0] for response in (free, calling)]
+
+    free, calling = live.run(asked())
+    samples, _ = soundfile.read(io.BytesIO(base64.b64decode(free["message"]["audio"]["data"])))
+    aloud = read_aloud(live, spoken(free["message"]["audio"]["transcript"]), VOICES[0])
+    assert len(samples) == len(aloud.audio)
+    assert (calling["finish_reason"], calling["message"].get("audio")) == ("tool_calls", None)
+    assert calling["message"]["tool_calls"][0]["function"]["name"] == "weather"
 
 
 @with_text
