@@ -57,6 +57,7 @@ class Heard:
         self.sample_rates: set[int] = set()
         self.num_answers = 0
         self.num_utterances = 0
+        self.num_interruptions = 0
         self.function_results: list[object] = []
         self.errors: list[str] = []
         self.changed = asyncio.Event()
@@ -93,6 +94,8 @@ class Listener(FrameProcessor):
                 self._heard.num_answers += 1
             case TTSStoppedFrame():
                 self._heard.num_utterances += 1
+            case InterruptionFrame():
+                self._heard.num_interruptions += 1
         self._heard.changed.set()
         await self.push_frame(frame, direction)
 
@@ -204,8 +207,9 @@ async def stream(services: dict[str, Any], wav: str, heard: Heard) -> None:
         await task.queue_frames([LLMFullResponseStartFrame(), LLMTextFrame("Never "), LLMTextFrame("mind")])
         await heard.until(lambda: heard.samples > 0)
         await task.queue_frame(InterruptionFrame())
+        await heard.until(lambda: heard.num_interruptions > 0)
+        before, heard.num_utterances = heard.samples, 0
         await task.queue_frames([LLMFullResponseStartFrame(), LLMTextFrame("Good "), LLMTextFrame("morning")])
-        before = heard.samples
         await heard.until(lambda: heard.samples > before)  # before the text ends
         await task.queue_frames([LLMTextFrame("!"), LLMFullResponseEndFrame()])
         await heard.until(lambda: heard.num_utterances > 0)
