@@ -80,7 +80,7 @@ class SpeechRequest(BaseModel):
     """A voice of the model or one of OpenAI's names; without one, the model's default voice."""
     instructions: Annotated[str, Field(json_schema_extra={"maxLength": MAX_INSTRUCTIONS})] | None = None
     """How to read it. "None" and the empty string count as absent: Home Assistant sends the former."""
-    language: str | None = None
+    language: Annotated[str, Field(max_length=64)] | None = None
     """Extension: the language of the text, by name or ISO 639-1 code, for models that are told; "auto" is the
     default."""
     ref_audio: str | None = None

@@ -80,7 +80,9 @@ _EVENTS: Mapping[str, type[BaseModel]] = {
 
 @dataclass(frozen=True)
 class _Settings:
-    given: SessionConfig
+    format_name: str
+    speed: float
+    is_base64: bool
     speech: SpeechOutput
     """Without text."""
     sampling: Mapping[str, SamplingConfig]
@@ -130,6 +132,7 @@ class SpeechSession:
                     self._written = None
                 case InputMark(type="input.cancel"):
                     self._written = None
+                    self.outbox.drop_audio()
                     for utterance in self._utterances:
                         utterance.cancel()
         except OmniError as error:
@@ -147,11 +150,12 @@ class SpeechSession:
             check_model(given.model, self._model)
         if given.alignment and given.non_streaming_mode:
             raise unsupported("With 'non_streaming_mode', the model is given all words at once.", "alignment")
-        given.response_format = given.response_format or "pcm"
+        given.response_format = format_name = given.response_format or "pcm"
         speech, sampling, audio_format = parse_without_text(given, self._model)
         clone = await requested_clone(given, generator, self._media, self.state.voices)
         speech = replace(speech, clone=clone, is_aligned=given.alignment)
-        return _Settings(given, speech, sampling, audio_format)
+        is_base64 = given.audio == "base64"
+        return _Settings(format_name, given.speed or 1.0, is_base64, speech, sampling, audio_format)
 
     def _current(self, num_chars: int = 0) -> "_Utterance":
         """The utterance whose text comes; begins one. There is room for `num_chars` more."""
@@ -196,12 +200,19 @@ class _Utterance:
 
     def cancel(self) -> None:
         """Sends the last message immediately, without waiting for the stages to release the request."""
-        self._session.outbox.drop_audio(self._name)
-        self._end("cancelled")
-        self.task.cancel()
+        if not self._is_over:
+            self._end("cancelled")
+            self.task.cancel()
+
+    def _abort(self) -> None:
+        if not self._is_over:
+            self._end("failed", self._session.state.abort_error)
+            self.task.cancel()
 
     async def _run(self, earlier: list[asyncio.Task[None]]) -> None:
-        with self._session.state.request_in_flight():
+        state = self._session.state
+        with state.request_in_flight():
+            state.on_abort.add(self._abort)
             try:
                 if earlier:
                     await asyncio.wait(earlier)
@@ -213,16 +224,24 @@ class _Utterance:
             except Exception:
                 logger.exception("%s failed", self._name)
                 self._end("failed", unexpected_error())
+            finally:
+                state.on_abort.discard(self._abort)
 
     async def _speak(self) -> None:
         settings, state, name = self._settings, self._session.state, self._name
-        speech = replace(settings.speech, pieces=self._pieces())
+        pieces, text = self._pieces(), ""
+        async for piece in pieces:
+            text += piece if isinstance(piece, str) else ""
+            if text.strip():
+                break
+        else:
+            return  # nothing to say, as in a turn that only calls tools
+        speech = replace(settings.speech, pieces=_continued(text, pieces))
         request = OmniRequest(f"{name}-0", (), speech, settings.sampling)
         stream = AnswerStream(
             state.require_generator(), state, name, one_by_one=[request], input_param="input"
         )
-        speed = settings.given.speed or 1.0
-        pace = state.audio_pace(speed)
+        speed, pace = settings.speed, state.audio_pace(settings.speed)
         file = audio_pieces(stream, name, settings.audio_format, speed, pace, on_alignment=self._align)
         async with aclosing(file):
             async for data in file:
@@ -246,7 +265,7 @@ class _Utterance:
             yield piece
 
     def _align(self, alignment: TextAlignment) -> None:
-        end_s = alignment.end_sample / SAMPLE_RATE_HZ / (self._settings.given.speed or 1.0)
+        end_s = alignment.end_sample / SAMPLE_RATE_HZ / self._settings.speed
         self._send_words(self._words.push(alignment.text, round(1000 * end_s)))
 
     def _send_words(self, words: list[JsonValue]) -> None:
@@ -256,7 +275,7 @@ class _Utterance:
 
     def _send_audio(self, data: bytes) -> None:
         self._begin_audio()
-        if self._settings.given.audio == "base64":
+        if self._settings.is_base64:
             self._send("audio.chunk", self._name, audio_b64=base64.b64encode(data).decode())
         elif not self._is_over:
             self._session.outbox.put_frame(data, self._name)
@@ -264,8 +283,8 @@ class _Utterance:
     def _begin_audio(self) -> None:
         if not self._has_audio:
             self._has_audio = True
-            format = self._settings.given.response_format
-            self._send("audio.start", format=format, sample_rate=SAMPLE_RATE_HZ, channels=1)
+            format_name = self._settings.format_name
+            self._send("audio.start", format=format_name, sample_rate=SAMPLE_RATE_HZ, channels=1)
 
     def _end(self, status: str, error: OmniError | None = None) -> None:
         if error is not None and not self._is_over:
@@ -276,6 +295,15 @@ class _Utterance:
     def _send(self, kind: str, audio_of: str | None = None, /, **fields: JsonValue) -> None:
         if not self._is_over:
             self._session.send(kind, audio_of, utterance_index=self._index, **fields)
+
+
+async def _continued(
+    text: str, pieces: AsyncGenerator[str | Flush, None]
+) -> AsyncGenerator[str | Flush, None]:
+    async with aclosing(pieces):
+        yield text
+        async for piece in pieces:
+            yield piece
 
 
 class Words:

@@ -190,8 +190,11 @@ class PlayoutClock:
 
     def due(self, start_s: float) -> float:
         """The deadline of a window whose audio begins there. If playback has not begun, it is assumed to begin
-        now."""
-        return (self._scheduler.clock() if self.started_at is None else self.started_at) + start_s
+        now; if it has paused, to go on now."""
+        now = self._scheduler.clock()
+        if self._may_pause and self.started_at is not None:
+            self.started_at = max(self.started_at, now - start_s)
+        return (now if self.started_at is None else self.started_at) + start_s
 
     def window_sent(self, start_s: float) -> float:
         """The next window is sent to the decoder; its audio begins at `start_s`. Returns its deadline, which is

@@ -42,6 +42,8 @@ class TextSource:
         self._feeder: SpeechTextFeeder
         self._on_end: Callable[[int], object] | None
         self._task: asyncio.Task[None] | None = None
+        self._space = ""
+        self._has_words = False
 
     async def prompt(self) -> SpeechPrompt | None:
         """Returns None if all of the text has no tokens."""
@@ -99,10 +101,20 @@ class TextSource:
             self._is_complete = True
         elif isinstance(piece, Flush):
             self._text.flush()
-        elif len(piece) <= INLINE_CHARS:
-            self._text.push(piece)
+        elif len(text := piece if self.is_whole else self._inside(piece)) <= INLINE_CHARS:
+            self._text.push(text)
         else:
-            await asyncio.to_thread(self._text.push, piece)
+            await asyncio.to_thread(self._text.push, text)
+        await asyncio.sleep(0)  # many pieces may have come already, and others must not wait for all of them
+
+    def _inside(self, piece: str) -> str:
+        """White space waits for the word behind it: at both ends of the text, it is not spoken."""
+        text = self._space + piece
+        end = len(text.rstrip())
+        self._space = text[end:]
+        words = text[:end] if self._has_words else text[:end].lstrip()
+        self._has_words = self._has_words or bool(words)
+        return words
 
     def _feed(self) -> int:
         """Returns the number of tokens."""
@@ -125,24 +137,13 @@ class WrittenText:
     def __init__(self, spoken: SpokenTextFilter) -> None:
         self._filter = spoken
         self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
-        self._space = ""
-        self._has_words = False
 
     def push(self, text: str) -> None:
-        self._put(self._filter.push(text))
+        self._pieces.put_nowait(self._filter.push(text))
 
     def finish(self) -> None:
-        self._put(self._filter.finish())
+        self._pieces.put_nowait(self._filter.finish())
         self._pieces.put_nowait(None)
-
-    def _put(self, text: str) -> None:
-        """White space waits for the word behind it: at both ends of the text, it is not spoken."""
-        text = self._space + text
-        end = len(text.rstrip())
-        self._space = text[end:]
-        if words := text[:end] if self._has_words else text[:end].lstrip():
-            self._has_words = True
-            self._pieces.put_nowait(words)
 
     async def pieces(self) -> AsyncIterator[str]:
         while (piece := await self._pieces.get()) is not None:

@@ -48,9 +48,10 @@ class Outbox:
         self._filled.set()
         self._empty.clear()
 
-    def drop_audio(self, response_id: str) -> None:
-        """Discards the unsent audio of a cancelled response."""
-        self._frames = deque((frame, owner) for frame, owner in self._frames if owner != response_id)
+    def drop_audio(self, response_id: str | None = None) -> None:
+        """Discards the unsent audio of a cancelled response; None: of all."""
+        dropped = {owner for _, owner in self._frames if owner} if response_id is None else {response_id}
+        self._frames = deque((frame, owner) for frame, owner in self._frames if owner not in dropped)
         self._num_chars = sum(len(frame) for frame, _ in self._frames)
 
     def forget_all(self) -> None:

@@ -15,7 +15,7 @@ from omni_server.api.config import ApiConfig
 from omni_server.api.speech_socket import Words
 from omni_server.api.state import ServerState
 from omni_server.audio.encode import to_int16
-from omni_server.errors import InvalidRequestError, OverloadedError, StageDownError
+from omni_server.errors import InvalidRequestError, OverloadedError, StageDeadError, StageDownError
 from omni_server.types import AudioDelta, ClonedVoice, Flush
 from tests.unit.api.fake_generator import CLONING_MODEL, MODEL, TEXT_ONLY_MODEL, Hang, ScriptEntry
 from tests.unit.api.realtime.realtime_client import Closed, RealtimeClient, Refused, voice
@@ -314,12 +314,45 @@ async def test_a_failure_ends_its_utterance_and_no_other(
         assert (await client.speak("Hello"))[-1]["status"] == "completed"
 
 
-async def test_an_utterance_without_text_fails() -> None:
+@pytest.mark.parametrize("pieces", [(), (" ", "\n\n")])
+async def test_an_utterance_without_words_is_silent(pieces: tuple[str, ...]) -> None:
     async with SpeechClient() as client:
         await client.configured()
-        events = await client.speak()
-        assert events[0]["error"]["param"] == "input"
-        assert events[-1]["status"] == "failed"
+        (done,) = await client.speak(*pieces)
+        assert (done["type"], done["status"]) == ("session.done", "completed")
+        assert client.generator.requests == []
+        assert (
+            pcm_of(await client.speak(*pieces, "One"))
+            == to_int16(sound_of("".join(pieces) + "One")).tobytes()
+        )
+
+
+async def test_an_utterance_that_waits_for_its_text_hears_of_the_end_of_the_server() -> None:
+    async with SpeechClient() as client:
+        await client.configured()
+        await client.send("input.text", text=" ")
+        while not client.state.on_abort:
+            await asyncio.sleep(0)
+        client.state.abort(StageDeadError("talker", "it has died"))
+        assert (await client.until("error"))["error"]["code"] == "engine_dead"
+        assert (await client.until("session.done"))["status"] == "failed"
+
+
+async def test_cancelling_twice_ends_an_utterance_once_and_drops_what_has_not_been_sent() -> None:
+    async with SpeechClient() as client:
+        await client.configured()
+        client.reading.clear()
+        for text in ("One", "Two"):
+            await client.send("input.text", text=text)
+            await client.send("input.done")
+        await client.send("input.text", text="Three")
+        await client.send("input.cancel")
+        await client.send("input.cancel")
+        client.reading.set()
+        ends = [await client.until("session.done") for _ in range(3)]
+        assert [end["utterance_index"] for end in ends] == [0, 1, 2]
+        assert ends[-1]["status"] == "cancelled"
+        assert len(pcm_of(client.events)) <= len(to_int16(sound_of("One")).tobytes())
 
 
 async def before_configuration(client: SpeechClient) -> None:

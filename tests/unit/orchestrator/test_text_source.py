@@ -37,6 +37,8 @@ class LettersAsTokens:
         return 10 * len(self.token_texts)
 
     def prompt(self) -> SpeechPrompt | None:
+        if not self._ids:
+            return None
         (first, *self._ids) = self._ids
         return SpeechPrompt((first,), b"", text_ids=(), tail_ids=())
 
@@ -147,3 +149,23 @@ async def test_a_writer_that_does_not_close_is_left(monkeypatch: pytest.MonkeyPa
     source = TextSource(LettersAsTokens(), pieces, is_whole=False, on_later_text=lambda _: None)
     await source.aclose()
     assert pieces.num_closed == 0
+
+
+@pytest.mark.parametrize(
+    ("pieces", "spoken"),
+    [
+        ((" \n", " One", " two ", Flush.FLUSH, "", "\n", "three. \n"), "One two \nthree."),
+        ((" ", "\n"), ""),
+    ],
+)
+async def test_white_space_at_both_ends_is_not_spoken(pieces: tuple[str | Flush, ...], spoken: str) -> None:
+    async def written() -> AsyncGenerator[str | Flush, None]:
+        for piece in pieces:
+            yield piece
+
+    text = LettersAsTokens()
+    source = TextSource(text, written(), is_whole=False, on_later_text=lambda _: None)
+    if await source.prompt() is not None:
+        source.begin(SpeechTextFeeder(lambda _: None, SpeechPrompt((1,), b"", (), ()), lambda: None), None)
+        await source.run()
+    assert "".join(text.token_texts) == spoken
