@@ -331,8 +331,9 @@ async def test_an_utterance_that_waits_for_its_text_hears_of_the_end_of_the_serv
     async with SpeechClient() as client:
         await client.configured()
         await client.send("input.text", text=" ")
-        while not client.state.on_abort:
+        for _ in range(10):
             await asyncio.sleep(0)
+        assert client.state.on_abort
         client.state.abort(StageDeadError("talker", "it has died"))
         assert (await client.until("error"))["error"]["code"] == "engine_dead"
         assert (await client.until("session.done"))["status"] == "failed"
