@@ -269,7 +269,7 @@ BAD: list[tuple[tuple[int, ...], CodecWindow, str]] = [
     (random_codes(257, 0), whole(257), "256"),
     (random_codes(30, 0), msgspec.structs.replace(GOOD, emit_end=31), "outside the window 0 to 30"),
     (random_codes(30, 0), msgspec.structs.replace(GOOD, emit_end=2**31), "outside the window 0 to 30"),
-    (random_codes(30, 0), msgspec.structs.replace(GOOD, emit_start=-12), "emit_start is -12"),
+    (random_codes(30, 0), msgspec.structs.replace(GOOD, emit_start=-12), "emit_start -12"),
     (random_codes(30, 0), msgspec.structs.replace(GOOD, first_code=7), "first_code is 7"),
 ]
 
