@@ -48,6 +48,9 @@ class FakeTokenizer:
     def get_added_vocab(self) -> dict[str, int]:
         return {"<|end|>": 8}
 
+    def get_vocab(self) -> dict[str, int]:
+        return self.get_added_vocab()
+
     def convert_ids_to_tokens(self, ids: int | list[int]) -> str | list[str]:
         return f"w{ids}" if isinstance(ids, int) else [f"w{token_id}" for token_id in ids]
 
