@@ -42,7 +42,6 @@ class TextSource:
         self._feeder: SpeechTextFeeder
         self._on_end: Callable[[int], object] | None
         self._task: asyncio.Task[None] | None = None
-        self._space = ""
         self._has_words = False
 
     async def prompt(self) -> SpeechPrompt | None:
@@ -101,20 +100,15 @@ class TextSource:
             self._is_complete = True
         elif isinstance(piece, Flush):
             self._text.flush()
-        elif len(text := piece if self.is_whole else self._inside(piece)) <= INLINE_CHARS:
-            self._text.push(text)
         else:
-            await asyncio.to_thread(self._text.push, text)
+            if not self.is_whole and not self._has_words:
+                piece = piece.lstrip()  # as over HTTP
+                self._has_words = bool(piece)
+            if len(piece) <= INLINE_CHARS:
+                self._text.push(piece)
+            else:
+                await asyncio.to_thread(self._text.push, piece)
         await asyncio.sleep(0)  # many pieces may have come already, and others must not wait for all of them
-
-    def _inside(self, piece: str) -> str:
-        """White space waits for the word behind it: at both ends of the text, it is not spoken."""
-        text = self._space + piece
-        end = len(text.rstrip())
-        self._space = text[end:]
-        words = text[:end] if self._has_words else text[:end].lstrip()
-        self._has_words = self._has_words or bool(words)
-        return words
 
     def _feed(self) -> int:
         """Returns the number of tokens."""
@@ -137,13 +131,22 @@ class WrittenText:
     def __init__(self, spoken: SpokenTextFilter) -> None:
         self._filter = spoken
         self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        self._space = ""
 
     def push(self, text: str) -> None:
-        self._pieces.put_nowait(self._filter.push(text))
+        self._put(self._filter.push(text))
 
     def finish(self) -> None:
-        self._pieces.put_nowait(self._filter.finish())
+        self._put(self._filter.finish())
         self._pieces.put_nowait(None)
+
+    def _put(self, text: str) -> None:
+        """White space waits for the word behind it: at the end of the text, it is not spoken."""
+        text = self._space + text
+        end = len(text.rstrip())
+        self._space = text[end:]
+        if end:
+            self._pieces.put_nowait(text[:end])
 
     async def pieces(self) -> AsyncIterator[str]:
         while (piece := await self._pieces.get()) is not None:

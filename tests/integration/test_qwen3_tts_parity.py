@@ -215,7 +215,7 @@ def test_forty_texts_in_any_pieces_are_spoken_as_at_once_alone_and_eight_togethe
     def spoken(
         number: int, kind: str, pieces: AsyncIterator[str] | None
     ) -> Coroutine[None, None, OmniOutput]:
-        text = TEXTS[number].strip() if pieces is None else None
+        text = TEXTS[number] if pieces is None else None
         speech = SpeechOutput(voice="Vivian", text=text, pieces=pieces, text_first=False)
         return collect(omni, OmniRequest(f"{kind}-{number}", (), speech, greedy))
 

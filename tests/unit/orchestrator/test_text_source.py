@@ -154,11 +154,13 @@ async def test_a_writer_that_does_not_close_is_left(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("pieces", "spoken"),
     [
-        ((" \n", " One", " two ", Flush.FLUSH, "", "\n", "three. \n"), "One two \nthree."),
+        ((" \n", " One", " two ", Flush.FLUSH, "", "\n", "three. \n"), "One two \nthree. \n"),
         ((" ", "\n"), ""),
     ],
 )
-async def test_white_space_at_both_ends_is_not_spoken(pieces: tuple[str | Flush, ...], spoken: str) -> None:
+async def test_white_space_before_the_first_word_is_not_spoken(
+    pieces: tuple[str | Flush, ...], spoken: str
+) -> None:
     async def written() -> AsyncGenerator[str | Flush, None]:
         for piece in pieces:
             yield piece
