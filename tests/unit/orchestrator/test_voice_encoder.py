@@ -120,7 +120,8 @@ async def test_a_failure_reaches_all_that_wait_and_is_not_kept(
     )
     assert {type(failure) for failure in failures} == {StageDeadError}
     engine.error = None
-    assert number_of(await encoder.clone(recording(), "")) == 2
+    num_failed = len(engine.payloads)  # more than one if a recording was hashed after the failure
+    assert number_of(await encoder.clone(recording(), "")) == num_failed + 1
     assert engine.num_requests == 0
 
 
