@@ -10,7 +10,7 @@ from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import EdgeSpec, Pipeline, StageSpec, TokenFrames
 from omni_server.errors import ConfigError
 from omni_server.family import CodecLayout, DecoderWindow, Frame, HfOverrides
-from stages.codec_chunking import CodecChunker, Window
+from stages.codec_chunking import ChunkedEdge, Window
 from tests.toy_families.toy import END, ToyFamily, ToyModel, with_architecture
 
 SPEAKER, VOCODER = "ToySpeaker", "ToyVocoder"
@@ -27,7 +27,7 @@ class WindowInput(msgspec.Struct, frozen=True):
     first_frame: int
 
 
-class Windows:
+class Windows(ChunkedEdge):
     """Implements `omni_server.family.CodecEdge`. The decoder keeps no state and ignores context."""
 
     def __init__(
@@ -35,21 +35,9 @@ class Windows:
     ) -> None:
         if plan.carries_state:
             raise ConfigError("this decoder keeps no state: set chunks.carry to false")
+        super().__init__(plan, layout.frames_per_block)
         self._voice = voice
         self._layout = layout
-        self._chunker = CodecChunker[Frame](plan, layout.frames_per_block)
-
-    def use_ramp(self, new_blocks: Sequence[int]) -> None:
-        self._chunker.use_ramp(new_blocks)
-
-    def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
-        return [self._request(window) for window in self._chunker.push(frames)]
-
-    def flush(self) -> list[DecoderWindow]:
-        return [self._request(window) for window in self._chunker.flush()]
-
-    def finish(self) -> list[DecoderWindow]:
-        return [self._request(window) for window in self._chunker.finish()]
 
     def _request(self, window: Window[Frame]) -> DecoderWindow:
         frames = window.emitted
