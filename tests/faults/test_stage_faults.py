@@ -28,6 +28,7 @@ from tests.faults.supervised_server import (
     Listening,
     SupervisedServer,
     samples,
+    stopped,
     write_config,
 )
 from tests.integration.server_process import MODEL, wait_until
@@ -398,14 +399,6 @@ def test_thinker_killed_while_nobody_needs_it(
         check_while_down("thinker", client, before)
 
 
-def running_in_thinker(now: dict[str, float]) -> list[float]:
-    values = [
-        v for name, v in now.items() if name.startswith("vllm:num_requests_running") and "thinker" in name
-    ]
-    assert values
-    return values
-
-
 @of_omni
 def test_thinker_killed_while_its_last_text_is_being_spoken(
     server: SupervisedServer, client: httpx2.Client, before: Before
@@ -416,14 +409,14 @@ def test_thinker_killed_while_its_last_text_is_being_spoken(
         body = spoken(**STREAM) | {"stage_sampling": {"talker": talker}}
         speech = Listening(client, body)
         speech.until('"data":')
-        server.signal("talker", signal.SIGSTOP)  # all may have been spoken by then otherwise
-        wait_until(lambda: not any(running_in_thinker(samples(client))), 30)
-        server.signal("thinker", signal.SIGKILL)
-        server.wait_until_down(client, "thinker")
-        assert client.get("/load").json() == {"server_load": 1}
-        server.signal("talker", signal.SIGCONT)
+        with stopped(server, "talker"):  # all may have been spoken by then otherwise
+            wait_until(lambda: samples(client)["omni_active_requests thinker"] == 0, 30)
+            server.signal("thinker", signal.SIGKILL)
+            server.wait_until_down(client, "thinker")
+            load = client.get("/load").json()
         last = speech.rest()
         assert "error" not in last
+        assert load == {"server_load": 1}
         assert last["usage"]["completion_tokens_details"]["audio_tokens"] == NUM_CODES
 
 
