@@ -509,13 +509,6 @@ def servable_architectures() -> tuple[str, ...]:
     return tuple(name for family in _installed() for name in family.architectures)
 
 
-def reading_architectures() -> tuple[str, ...]:
-    """Those of the families that read text aloud."""
-    pipelines = ((family, family.pipeline) for family in _installed())
-    readers = (family for family, pipeline in pipelines if pipeline.stages[pipeline.entry].reads_text)
-    return tuple(name for family in readers for name in family.architectures)
-
-
 def family_of(architectures: Collection[str]) -> ModelFamily | None:
     """The installed family that runs one of these `architectures` of a config.json."""
     return next((f for f in _installed() if not set(f.architectures).isdisjoint(architectures)), None)

@@ -183,15 +183,7 @@ def _marked(message: ChatMessage, plain: PlainText) -> ChatMessage:
 
 def template_part(part: ContentPart) -> dict[str, str]:
     """The part as the chat template sees it; the processor gets the media."""
-    match part:
-        case TextPart(text):
-            return {"type": "text", "text": text}
-        case AudioPart():
-            return {"type": "audio"}
-        case ImagePart():
-            return {"type": "image"}
-        case VideoPart():
-            return {"type": "video"}
+    return {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": part.kind}
 
 
 def with_tools(

@@ -80,9 +80,7 @@ _EVENTS: Mapping[str, type[BaseModel]] = {
 
 @dataclass(frozen=True)
 class _Settings:
-    format_name: str
-    speed: float
-    is_base64: bool
+    given: SessionConfig
     speech: SpeechOutput
     """Without text."""
     sampling: Mapping[str, SamplingConfig]
@@ -150,12 +148,11 @@ class SpeechSession:
             check_model(given.model, self._model)
         if given.alignment and given.non_streaming_mode:
             raise unsupported("With 'non_streaming_mode', the model is given all words at once.", "alignment")
-        given.response_format = format_name = given.response_format or "pcm"
+        given.response_format = given.response_format or "pcm"
         speech, sampling, audio_format = parse_without_text(given, self._model)
         clone = await requested_clone(given, generator, self._media, self.state.voices)
         speech = replace(speech, clone=clone, is_aligned=given.alignment)
-        is_base64 = given.audio == "base64"
-        return _Settings(format_name, given.speed or 1.0, is_base64, speech, sampling, audio_format)
+        return _Settings(given, speech, sampling, audio_format)
 
     def _current(self, num_chars: int = 0) -> "_Utterance":
         """The utterance whose text comes; begins one. There is room for `num_chars` more."""
@@ -241,7 +238,8 @@ class _Utterance:
         stream = AnswerStream(
             state.require_generator(), state, name, one_by_one=[request], input_param="input"
         )
-        speed, pace = settings.speed, state.audio_pace(settings.speed)
+        speed = settings.given.speed or 1.0
+        pace = state.audio_pace(speed)
         file = audio_pieces(stream, name, settings.audio_format, speed, pace, on_alignment=self._align)
         async with aclosing(file):
             async for data in file:
@@ -265,7 +263,7 @@ class _Utterance:
             yield piece
 
     def _align(self, alignment: TextAlignment) -> None:
-        end_s = alignment.end_sample / SAMPLE_RATE_HZ / self._settings.speed
+        end_s = alignment.end_sample / SAMPLE_RATE_HZ / (self._settings.given.speed or 1.0)
         self._send_words(self._words.push(alignment.text, round(1000 * end_s)))
 
     def _send_words(self, words: list[JsonValue]) -> None:
@@ -275,7 +273,7 @@ class _Utterance:
 
     def _send_audio(self, data: bytes) -> None:
         self._begin_audio()
-        if self._settings.is_base64:
+        if self._settings.given.audio == "base64":
             self._send("audio.chunk", self._name, audio_b64=base64.b64encode(data).decode())
         elif not self._is_over:
             self._session.outbox.put_frame(data, self._name)
@@ -283,7 +281,7 @@ class _Utterance:
     def _begin_audio(self) -> None:
         if not self._has_audio:
             self._has_audio = True
-            format_name = self._settings.format_name
+            format_name = self._settings.given.response_format
             self._send("audio.start", format=format_name, sample_rate=SAMPLE_RATE_HZ, channels=1)
 
     def _end(self, status: str, error: OmniError | None = None) -> None:

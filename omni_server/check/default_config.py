@@ -28,7 +28,6 @@ from omni_server.family import (
     ModelFamily,
     family_of,
     load_family,
-    reading_architectures,
     servable_architectures,
     without_missing_voice_encoder,
 )
@@ -66,13 +65,8 @@ def find_folder(
             f"MODEL '{model}' ({', '.join(names)}) needs no speech model: leave out --speech-model, or give "
             "a language model"
         )
-    speech = resolve(speech_model)
-    if set(names := architectures_of(speech)).isdisjoint(readers := reading_architectures()):
-        raise ConfigError(
-            f"speech model '{speech_model}' is {', '.join(names) or 'no model'}; answers are read aloud by "
-            f"{', '.join(readers)}"
-        )
-    return joined_folder(llm, speech)
+    readers = load_family("qwen3_tts").architectures
+    return joined_folder(llm, resolve(speech_model, architectures=readers))
 
 
 def base_config(folder: Path, name: str, *, on_gpu: bool) -> tuple[ModelFamily, Path, StageConfig]:

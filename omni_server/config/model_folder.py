@@ -11,7 +11,6 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from omni_server.config.checkpoint_files import read_json_object
-from omni_server.config.speech_model import SPOKEN_LLM
 from omni_server.errors import ConfigError
 from omni_server.types import AboutModel
 
@@ -150,13 +149,9 @@ def _check_checkpoint(model: str, folder: Path, architectures: Collection[str] |
         model_type = read_json_object(path).get("model_type", "missing")
         raise ConfigError(
             f"MODEL '{model}' is not a checkpoint that this server can run: its config.json (model_type: "
-            f"{model_type}) names {', '.join(names) or 'no architecture'}, and the server runs "
-            f"{', '.join(architectures)}, in models such as {EXAMPLE_MODEL}{_speaking_hint(architectures)}"
+            f"{model_type}) names {', '.join(names) or 'no architecture'}, and not "
+            f"{' or '.join(architectures)}; --speech-model gives any language model a voice"
         )
-
-
-def _speaking_hint(architectures: Collection[str]) -> str:
-    return "; --speech-model gives any language model a voice" if SPOKEN_LLM in architectures else ""
 
 
 def read_about(model_dir: Path) -> AboutModel | None:

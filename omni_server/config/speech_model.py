@@ -3,8 +3,7 @@
 import hashlib
 import json
 import os
-import shutil
-import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from omni_server.config.checkpoint_files import read_json_object
@@ -28,26 +27,17 @@ def joined_folder(llm: Path, speech: Path) -> Path:
     config = json.dumps(document, indent=2)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "omni-server"
     folder = cache / hashlib.sha256(config.encode()).hexdigest()[:16]
-    if _is_whole(folder):
-        return folder
     try:
-        shutil.rmtree(folder, ignore_errors=True)
-        cache.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=cache))
-        try:
-            (unfinished / "config.json").write_text(config, encoding="utf-8")
-            for name, target in links.items():
-                (unfinished / name).symlink_to(target)
-            unfinished.rename(folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, target in links.items():
+            with suppress(FileExistsError):
+                (folder / name).symlink_to(target)
+        if not (folder / "config.json").is_file():
+            unfinished = folder / f"config.json.{os.getpid()}"  # another server may make it now, too
+            unfinished.write_text(config, encoding="utf-8")
+            unfinished.rename(folder / "config.json")
     except OSError as error:
-        if not _is_whole(folder):  # another server has not made it meanwhile
-            raise ConfigError(
-                f"{cache}: {error.strerror}: set XDG_CACHE_HOME to a folder that can be written"
-            ) from error
+        raise ConfigError(
+            f"{cache}: {error.strerror}: set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
     return folder
-
-
-def _is_whole(folder: Path) -> bool:
-    return all((folder / name).exists() for name in ("config.json", LLM_FOLDER, SPEECH_FOLDER))

@@ -47,9 +47,6 @@ from omni_server.types import (
     AudioPart,
     ChatMessage,
     ClonedVoice,
-    ContentPart,
-    ImagePart,
-    MediaKind,
     OmniRequest,
     Output,
     PromptTokens,
@@ -65,13 +62,6 @@ from omni_server.types.images import ImageOutput
 PREFILL_ONLY = SamplingConfig(temperature=0.0, max_tokens=1)
 """For a given reply: one pass over the reply computes its rows. vLLM must still sample a token, which is
 discarded."""
-
-
-_MEDIA_KINDS: Mapping[type[ContentPart], MediaKind] = {
-    AudioPart: "audio",
-    ImagePart: "image",
-    VideoPart: "video",
-}
 
 
 class Orchestrator:
@@ -222,7 +212,7 @@ class Orchestrator:
         if speech is not None and self._config.reader is None and (speech.pieces or speech.clone):
             raise InvalidRequestError("this model answers chats, with its own voices", param="voice")
         parts = [part for message in request.messages for part in message.content]
-        kinds = {_MEDIA_KINDS[type(part)] for part in parts if type(part) in _MEDIA_KINDS}
+        kinds = {part.kind for part in parts if not isinstance(part, TextPart)}
         if request.image is None and (refused := kinds.difference(self._family.input_modalities)):
             raise InvalidRequestError(f"this model does not take {min(refused)} input", param="messages")
         has_track = any(isinstance(part, VideoPart) and part.audio is not None for part in parts)
@@ -374,10 +364,11 @@ class Orchestrator:
         audio = self._add_audio(run, request, name, voice)
         assert audio is not None
         asked = request.sampling.get(name)
-        has_limit = asked is not None and asked.max_tokens is not None
+        # In place of what follows from the text's length, the request may limit the speech.
+        limit = audio.limit if asked is None or asked.max_tokens is None else None
         audio.follow(source, is_aligned=request.speech is not None and request.speech.is_aligned)
         params = partial(self._speaker_params, request, name)
-        return run.add(SpeechReader(run, self._ar[name], source, audio, params, has_limit=has_limit))
+        return run.add(SpeechReader(run, self._ar[name], source, audio, params, limit))
 
     def _close_text(self, source: TextSource) -> None:
         closing = asyncio.create_task(source.aclose())

@@ -23,17 +23,15 @@ class SpeechReader:
         source: TextSource,
         audio: AudioTask,
         params: Callable[[int], StageSampling],
-        *,
-        has_limit: bool,
+        limit: Callable[[int], object] | None,
     ) -> None:
-        """`params` of a prompt with this many tokens. `has_limit`: the request limits the speech, in place of the
-        text's length."""
+        """`params` of a prompt with this many tokens. `limit`: see `TextSource.begin`."""
         self._run = run
         self._stage = stage
         self._source = source
         self._audio = audio
         self._params = params
-        self._has_limit = has_limit
+        self._limit = limit
         self._speaker: ArTask | None = None
 
     async def prepare(self) -> int:
@@ -48,7 +46,7 @@ class SpeechReader:
         self._speaker = ArTask(
             self._run, self._stage, prompt.token_ids, params, self._audio, source=feeder, handle=handle
         )
-        self._source.begin(feeder, None if self._has_limit else self._audio.limit)
+        self._source.begin(feeder, self._limit)
         return len(prompt.token_ids) + feeder.num_generated_rows
 
     async def run(self) -> None:

@@ -38,6 +38,7 @@ class TextPart:
 class AudioPart:
     """A mono waveform, float32. Full scale is [-1, 1], which resampling may exceed."""
 
+    kind: ClassVar[MediaKind] = "audio"
     samples: npt.NDArray[np.float32]  # [num_samples]
     sample_rate_hz: int
 
@@ -46,6 +47,7 @@ class AudioPart:
 class ImagePart:
     """An RGB image, uint8."""
 
+    kind: ClassVar[MediaKind] = "image"
     pixels: npt.NDArray[np.uint8]  # [height, width, 3]
 
 
@@ -53,6 +55,7 @@ class ImagePart:
 class VideoPart:
     """RGB frames sampled from a video at `fps` frames per second, uint8."""
 
+    kind: ClassVar[MediaKind] = "video"
     frames: npt.NDArray[np.uint8]  # [num_frames, height, width, 3]
     fps: float
     audio: AudioPart | None = None

@@ -28,7 +28,7 @@ def test_a_pipeline_is_found_by_its_index(pipeline: Path) -> None:
     assert config_file(pipeline).name == "model_index.json"
     assert architectures_of(pipeline) == ("DiffusionPipeline",)
     assert resolve_model_folder(str(pipeline), architectures=["DiffusionPipeline"]) == pipeline
-    with pytest.raises(ConfigError, match="names DiffusionPipeline, and the server runs SomeOmniModel"):
+    with pytest.raises(ConfigError, match="names DiffusionPipeline, and not SomeOmniModel"):
         resolve_model_folder(str(pipeline), architectures=["SomeOmniModel"])
 
 

@@ -88,7 +88,7 @@ def test_a_language_model_alone_is_refused_with_a_hint(folder: Path) -> None:
             None,
             "needs no speech model: leave out --speech-model, or give a language model",
         ),
-        ("llm", "llm", None, "is (Llama|Qwen2_5_VL)For.*; answers are read aloud by Qwen3TTSFor"),
+        ("llm", "llm", None, "names (Llama|Qwen2_5_VL)For.*, and not Qwen3TTSFor"),
         ("llm", "speech", "qwen3_omni.demo-cpu", "the stage config is for Qwen3OmniMoe.*, which needs none"),
         ("llm", "nowhere", None, "nowhere': no such folder"),
     ],
