@@ -207,6 +207,7 @@ def _png_size(encoded: str) -> str:
 class PreparedRequest:
     index: int
     body: bytes
+    workload: Workload
 
 
 @dataclass(frozen=True)
@@ -215,18 +216,18 @@ class Client:
 
     session: aiohttp.ClientSession
     url: str
-    workload: Workload
     sample_tolerance: int
     timeout_s: int
 
     async def send(self, request: PreparedRequest, level_began_s: float) -> RequestRow:
         """Reports failures in the row. `level_began_s`: on the clock of `time.perf_counter`."""
-        answer: SpeechAnswer | ImageAnswer = ChatAnswer(self.workload, self.sample_tolerance)
+        workload = request.workload
+        answer: SpeechAnswer | ImageAnswer = ChatAnswer(workload, self.sample_tolerance)
         stream = stream_events
-        if self.workload.makes_images:
-            answer = ImageAnswer(self.workload)
-        elif self.workload.reads_aloud:
-            answer, stream = SpeechAnswer(self.workload, self.sample_tolerance), stream_bytes
+        if workload.makes_images:
+            answer = ImageAnswer(workload)
+        elif workload.reads_aloud:
+            answer, stream = SpeechAnswer(workload, self.sample_tolerance), stream_bytes
         failure = None
         timeout = aiohttp.ClientTimeout(total=self.timeout_s)
         began_s = time.perf_counter()

@@ -20,7 +20,7 @@ from benchmarks.serving.load import Progress, closed_loop, open_loop, poisson_ar
 from benchmarks.serving.requests import ADAPTERS, Adapter, image_generation, text_to_speech
 from benchmarks.serving.results import Host, Level, LoadKind, Run, Server, level_label
 from benchmarks.serving.table import table
-from benchmarks.serving.workload import WORKLOADS, Workload, make_turn
+from benchmarks.serving.workload import WORKLOADS, Workload, make_turn, with_drawn_length
 
 
 def run_command(args: argparse.Namespace, command: Sequence[str]) -> int:
@@ -43,6 +43,8 @@ def chosen_workload(args: argparse.Namespace) -> Workload:
         for name, value in vars(args).items()
         if name in Workload.model_fields and value is not None
     }
+    if "codec_tokens" in changes:
+        changes["min_codec_tokens"] = None
     return WORKLOADS[args.workload].model_copy(update=changes)
 
 
@@ -59,10 +61,10 @@ async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
     async with open_session(os.environ.get("OMNI_SERVER_API_KEY")) as session:
         served = await discover(session, base_url, args.model)
         server = Server(adapter=args.server, base_url=base_url, model=served.model, version=served.version)
-        client = Client(session, f"{base_url}/v1/{path}", workload, args.sample_tolerance, args.timeout)
+        client = Client(session, f"{base_url}/v1/{path}", args.sample_tolerance, args.timeout)
         version = f"{args.server} {served.version or ''}".rstrip()
         _say(f"{workload.name} against {served.model} at {base_url} ({version}), seed {seed}")
-        levels = await _run_levels(args, client, served, seed)
+        levels = await _run_levels(args, client, workload, served, seed)
     return Run(
         date=date,
         command=shlex.join([Path(command[0]).name, *command[1:]]),
@@ -74,13 +76,14 @@ async def _measure(args: argparse.Namespace, command: Sequence[str]) -> Run:
     )
 
 
-async def _run_levels(args: argparse.Namespace, client: Client, served: Served, seed: int) -> list[Level]:
+async def _run_levels(
+    args: argparse.Namespace, client: Client, workload: Workload, served: Served, seed: int
+) -> list[Level]:
     """Runs all levels. After Ctrl-C, which cancels this task, returns those that had begun, the last one with
     the answers so far.
 
     The same `seed` gives the same requests and arrival times; prompts of different levels differ.
     """
-    workload = client.workload
     adapter: Adapter = ADAPTERS[args.server]
     if workload.makes_images:
         adapter = image_generation
@@ -93,9 +96,10 @@ async def _run_levels(args: argparse.Namespace, client: Client, served: Served, 
         count = load * args.requests_per_client if kind == "closed" else args.num_requests
         prepared = []  # all before the first one is sent
         for index in range(args.warmup + count):
-            turn = make_turn(workload, np.random.default_rng([seed, number, index]))
-            body = adapter(served, workload, turn)
-            prepared.append(PreparedRequest(index, json.dumps(body).encode()))
+            rng = np.random.default_rng([seed, number, index])
+            asked = with_drawn_length(workload, rng)
+            body = adapter(served, asked, make_turn(asked, rng))
+            prepared.append(PreparedRequest(index, json.dumps(body).encode(), asked))
         warmup, measured = prepared[: args.warmup], prepared[args.warmup :]
         warm, progress = Progress(args.warmup), Progress(count)
         try:

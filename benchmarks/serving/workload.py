@@ -43,6 +43,8 @@ class Workload(BaseModel):
     text_tokens: int
     codec_tokens: int
     """0 if no speech is requested. Where a frame has several codes, it counts as one token."""
+    min_codec_tokens: int | None = None
+    """If set, each answer has between these and `codec_tokens`, and its text is as long in proportion."""
     samples_per_codec_token: int = SAMPLES_PER_CODEC_TOKEN
     """At 24 kHz."""
     size: str | None = None
@@ -89,10 +91,11 @@ WORKLOADS: dict[WorkloadName, Workload] = {
     "tts": Workload(
         name="tts",
         modalities="audio",
-        prompt_tokens=15,
+        prompt_tokens=36,
         audio_seconds=0,
         text_tokens=0,
-        codec_tokens=63,
+        min_codec_tokens=25,
+        codec_tokens=150,
         samples_per_codec_token=1920,
     ),
     "images": Workload(
@@ -105,6 +108,16 @@ WORKLOADS: dict[WorkloadName, Workload] = {
         partial_images=1,
     ),
 }
+
+
+def with_drawn_length(workload: Workload, rng: np.random.Generator) -> Workload:
+    if workload.min_codec_tokens is None:
+        return workload
+    codec_tokens = int(rng.integers(workload.min_codec_tokens, workload.codec_tokens, endpoint=True))
+    words = max(4, round(workload.prompt_tokens * codec_tokens / workload.codec_tokens))
+    return workload.model_copy(
+        update={"codec_tokens": codec_tokens, "prompt_tokens": words, "min_codec_tokens": None}
+    )
 
 
 def make_turn(workload: Workload, rng: np.random.Generator) -> Turn:
