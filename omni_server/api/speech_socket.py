@@ -185,7 +185,6 @@ class _Utterance:
         self._name = f"speech-{new_id('utterance')}"
         self._texts: asyncio.Queue[str | Flush | None] = asyncio.Queue()
         self._words = Words()
-        self._has_audio = False
         self._is_over = False
         self.task = asyncio.create_task(self._run(session.answers), name=self._name)
 
@@ -238,6 +237,8 @@ class _Utterance:
         stream = AnswerStream(
             state.require_generator(), state, name, one_by_one=[request], input_param="input"
         )
+        format_name = settings.given.response_format
+        self._send("audio.start", format=format_name, sample_rate=SAMPLE_RATE_HZ, channels=1)
         speed = settings.given.speed or 1.0
         pace = state.audio_pace(speed)
         file = audio_pieces(stream, name, settings.audio_format, speed, pace, on_alignment=self._align)
@@ -245,7 +246,6 @@ class _Utterance:
             async for data in file:
                 self._send_audio(data)
         self._send_words(self._words.finish())
-        self._begin_audio()
         reason, usage = end_of(stream)
         self._send("audio.done", finish_reason=reason, usage=usage.model_dump())
 
@@ -268,21 +268,13 @@ class _Utterance:
 
     def _send_words(self, words: list[JsonValue]) -> None:
         if words:
-            self._begin_audio()
             self._send("alignment", words=words)
 
     def _send_audio(self, data: bytes) -> None:
-        self._begin_audio()
         if self._settings.given.audio == "base64":
             self._send("audio.chunk", self._name, audio_b64=base64.b64encode(data).decode())
         elif not self._is_over:
             self._session.outbox.put_frame(data, self._name)
-
-    def _begin_audio(self) -> None:
-        if not self._has_audio:
-            self._has_audio = True
-            format_name = self._settings.given.response_format
-            self._send("audio.start", format=format_name, sample_rate=SAMPLE_RATE_HZ, channels=1)
 
     def _end(self, status: str, error: OmniError | None = None) -> None:
         if error is not None and not self._is_over:
