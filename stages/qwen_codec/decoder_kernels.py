@@ -4,7 +4,7 @@ A frame has 15 steps of five layers each. They are so small that a kernel takes 
 its weights, and torch needs 57 kernels for a layer. Here norms, gates and residuals are part of the products,
 and attention is one kernel. Values are rounded where torch's operations round, except within attention. On an
 H200 in bfloat16, a frame of the published size takes 2.3 instead of 9.7 ms for one row and 5.1 instead of
-11.7 ms for 64 (benchmarks/README.md).
+11.7 ms for 64 (benchmarks/history.md).
 """
 
 from dataclasses import dataclass
@@ -219,7 +219,7 @@ _launch_row_linear = CachedLaunch(_row_linear)
 _launch_linear = CachedLaunch(_linear)
 _launch_attention = CachedLaunch(_attention)
 
-# Tried on an H200 with the published size: benchmarks/README.md.
+# Tried on an H200 with the published size: benchmarks/history.md.
 _WEIGHTS_PER_ROW_PROGRAM = 4096
 _MAX_ROWS_PER_TILE = 64
 _BYTES_PER_TILE_ROW = 512

@@ -5,7 +5,7 @@ decoder that costs a step. Prompts that are prefilled together stay together: th
 become ready at the same time.
 
 Measured benefit for W1 on one H200: at 16 callers, first audio after 0.42 instead of 0.60 s and 50.0 instead
-of 43.9 seconds of audio per second; at 4 callers, 23.5 instead of 19.9 (benchmarks/README.md).
+of 43.9 seconds of audio per second; at 4 callers, 23.5 instead of 19.9 (benchmarks/history.md).
 """
 
 import time
