@@ -1,5 +1,5 @@
-"""The demo checkpoints of both families on a GPU: float32, torch.compile and CUDA graphs on, all three stages
-on one device.
+"""The demo checkpoints of both families on GPUs: float32, torch.compile and CUDA graphs on, all three stages
+on one device or where the shipped configs for two and four GPUs have them.
 
 Run by hand (`pytest -m gpu tests/gpu -s`), with TF32 off everywhere and an attention backend that takes
 float32:
@@ -20,7 +20,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.offline import OmniOutput
 from omni_server.verify.compare import signal_to_noise_db
 from tests.checkpoints.write import make_demo_checkpoint
@@ -64,8 +66,14 @@ def wanted(family: str, checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
     return [expected(qwen3_reference, case) for case in QWEN3_CASES.values()]
 
 
-@pytest.fixture(scope="module")
-def live(family: str, checkpoint: Path) -> Iterator[LiveOmni]:
+@pytest.fixture(scope="module", params=["", ".2gpu", ".4gpu"])
+def live(request: pytest.FixtureRequest, family: str, checkpoint: Path) -> Iterator[LiveOmni]:
+    shipped = load_stage_config(find_shipped_config(f"{family}{request.param}"))
+    places = {
+        name: {"devices": stage.devices, "replicas": stage.replicas} for name, stage in shipped.stages.items()
+    }
+    if torch.cuda.device_count() <= max(max(stage.devices) for stage in shipped.stages.values()):
+        pytest.skip("not as many GPUs here")
     config_of = demo_config if family == QWEN2_5_OMNI.name else qwen3_config
     chunks = {"chunks": {"mode": "whole"}} if family == QWEN2_5_OMNI.name else {}
     media = {} if family == QWEN2_5_OMNI.name else VIDEOS["engine_args"]
@@ -73,9 +81,9 @@ def live(family: str, checkpoint: Path) -> Iterator[LiveOmni]:
         platform="cuda",
         **chunks,
         stages={
-            "thinker": {"gpu_memory_utilization": 0.2, "engine_args": ON_GPU | media},
-            "talker": {"gpu_memory_utilization": 0.2, "engine_args": dict(ON_GPU)},
-            "code2wav": {"gpu_memory_utilization": 0.2},
+            "thinker": {"gpu_memory_utilization": 0.2, "engine_args": ON_GPU | media, **places["thinker"]},
+            "talker": {"gpu_memory_utilization": 0.2, "engine_args": dict(ON_GPU), **places["talker"]},
+            "code2wav": {"gpu_memory_utilization": 0.2, **places["code2wav"]},
         },
     )
     running = LiveOmni(checkpoint, config)
@@ -84,7 +92,9 @@ def live(family: str, checkpoint: Path) -> Iterator[LiveOmni]:
 
 
 def test_the_language_models_run_on_the_runner_that_was_asked_for(live: LiveOmni) -> None:
-    assert live.runner_generations() == {"thinker": GENERATION, "talker": GENERATION}
+    generations = live.runner_generations()
+    assert {name.split("/")[0] for name in generations} == {"thinker", "talker"}
+    assert set(generations.values()) == {GENERATION}
 
 
 def test_answers_one_by_one_equal_the_reference(live: LiveOmni, wanted: list[Expected[Any]]) -> None:
