@@ -175,9 +175,9 @@ class SpokenTextFilterFactory(Protocol):
 class PlaceholderIds:
     """The tokens that stand for media in a prompt; None for media that it cannot contain."""
 
-    audio: int | None
-    image: int | None
-    video: int | None
+    audio: int | None = None
+    image: int | None = None
+    video: int | None = None
 
 
 @dataclass(frozen=True)
@@ -354,8 +354,7 @@ class FamilyModel(ABC):
     """For each autoregressive stage, the tokens that end its sequence."""
     input_modalities: tuple[MediaKind, ...] = ()
     """Media that prompts may contain."""
-    placeholder_ids: PlaceholderIds | None = None
-    """Set if prompts may contain media."""
+    placeholder_ids: PlaceholderIds = PlaceholderIds()
     hears_videos: bool = False
     """Whether the model can hear the audio track of a video with its frames (`VideoPart.audio`)."""
     warm_up_speech: SpeechOutput = SpeechOutput()
