@@ -12,8 +12,8 @@ from vllm.inputs import TextPrompt, TokensPrompt
 
 from omni_server.engine.async_engine import StageAsyncLLM, stage_errors
 from omni_server.errors import InvalidRequestError
-from omni_server.family import AUDIO_TRACK, SAMPLED_FPS, PlaceholderIds, Prompt
-from omni_server.types import PromptTokens, TokenizedPrompt, VideoPart
+from omni_server.family import AUDIO_TRACK, SAMPLED_FPS, PlaceholderIds
+from omni_server.types import Prompt, PromptTokens, TokenizedPrompt, VideoPart
 
 INLINE_CHARS, _INLINE_PIECES = 2000, 8
 """Text up to this length is tokenised within a millisecond or two, mostly in less than half of one. In a

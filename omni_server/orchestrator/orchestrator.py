@@ -24,7 +24,7 @@ from omni_server.errors import (
     OverloadedError,
     StageDownError,
 )
-from omni_server.family import FamilyModel, Prompt, SpokenTextFilterFactory
+from omni_server.family import FamilyModel
 from omni_server.generation import Deliver
 from omni_server.orchestrator.fair_share import FairShareQueue
 from omni_server.orchestrator.image_requests import ImageRequests, ImageTask
@@ -41,12 +41,14 @@ from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.orchestrator.voice_encoder import VoiceEncoder
 from omni_server.protocol.images import num_image_tokens
 from omni_server.protocol.rows import RowsInput, RowsOutput
+from omni_server.speech_text import SpokenTextFilterFactory
 from omni_server.types import (
     AudioPart,
     ChatMessage,
     ClonedVoice,
     OmniRequest,
     Output,
+    Prompt,
     PromptTokens,
     SamplingConfig,
     Task,

@@ -14,11 +14,10 @@ from omni_server.family import (
     EmbeddingsPrompt,
     NeededFile,
     PlaceholderIds,
-    Prompt,
     ReferenceImplementation,
     StageFootprint,
 )
-from omni_server.types import ChatMessage, FunctionTool, Output, Task, TextPart, Transcribe
+from omni_server.types import ChatMessage, FunctionTool, Output, Prompt, Task, TextPart, Transcribe
 from stages.chat_prompts import PromptRenderer
 from stages.qwen2_5_omni.ids import read_special_ids
 from stages.qwen2_5_omni.options import Code2WavChunks, Code2WavStage

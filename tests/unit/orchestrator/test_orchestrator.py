@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from vllm import SamplingParams
 
+from omni_server.codec import CodecLayout
 from omni_server.config.pipeline import find_family
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage, SamplingDefaults
@@ -24,14 +25,7 @@ from omni_server.errors import (
     OverloadedError,
     StageDeadError,
 )
-from omni_server.family import (
-    CodecLayout,
-    DiffusionPrompt,
-    EmbeddingsPrompt,
-    FamilyModel,
-    PlaceholderIds,
-    Prompt,
-)
+from omni_server.family import DiffusionPrompt, EmbeddingsPrompt, FamilyModel, PlaceholderIds
 from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.protocol.rows import (
     RowsPayload,
@@ -44,6 +38,7 @@ from omni_server.types import (
     FunctionTool,
     OmniRequest,
     Output,
+    Prompt,
     ReadAloud,
     SamplingConfig,
     SpeechOutput,
