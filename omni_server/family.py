@@ -246,13 +246,9 @@ class FamilyModel(ABC):
         Raises `InvalidRequestError` for a task that the model cannot do.
         """
 
-    def embeddings_prompt(
-        self, stage: str, source_ids: Sequence[int], *, voice: str | None
-    ) -> EmbeddingsPrompt:
-        """Returns the prompt of a stage that receives embeddings, given its source's prompt.
-
-        `voice` is one of `voices`; None if the request has none.
-        """
+    def embeddings_prompt(self, stage: str, source_ids: Sequence[int], *, voice: str) -> EmbeddingsPrompt:
+        """Returns the prompt of a stage that receives embeddings, given its source's prompt. `voice`
+        is one of `voices`."""
         raise NotImplementedError
 
     def speech_text(self, speech: SpeechOutput, voice: str) -> SpeechText:

@@ -101,9 +101,7 @@ class FakeFamily:
         assert isinstance(task, ReadAloud)
         return (ChatMessage("user", (TextPart(f"read {task.text}"),)),)
 
-    def embeddings_prompt(
-        self, stage: str, source_ids: Sequence[int], *, voice: str | None
-    ) -> EmbeddingsPrompt:
+    def embeddings_prompt(self, stage: str, source_ids: Sequence[int], *, voice: str) -> EmbeddingsPrompt:
         return EmbeddingsPrompt((8,) * len(source_ids) + (6, 7), len(source_ids))
 
     def image_features(self, stage: CommonStage) -> ImageFeatures:
