@@ -56,7 +56,8 @@ def requested_outputs(request: OmniRequest, config: StageConfig) -> frozenset[Ou
     if request.speech is not None:
         if "audio" not in available:
             raise InvalidRequestError("this model is served without speech", param="modalities")
-        wanted = (wanted | {"audio"}) & available  # a speech-only model writes no text
+        wanted.add("audio")
+        wanted &= available  # a speech-only model writes no text
     if missing := wanted - available:
         raise InvalidRequestError(f"this model does not answer with {min(missing)}", param="modalities")
     if "text" not in wanted and request.tools is not None:

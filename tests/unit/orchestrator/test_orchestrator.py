@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from vllm import SamplingParams
 
@@ -33,7 +32,6 @@ from omni_server.protocol.rows import (
     SharedBlock,
 )
 from omni_server.types import (
-    AudioPart,
     ChatMessage,
     FunctionTool,
     OmniRequest,
@@ -45,7 +43,6 @@ from omni_server.types import (
     Task,
     TextPart,
     ToolCall,
-    VideoPart,
 )
 from omni_server.types.images import ImageFeatures, ImageOutput, ImageSize
 from tests.unit.orchestrator.fake_stages import (
@@ -260,17 +257,6 @@ async def test_a_given_text_that_does_not_fit_the_thinkers_context_is_refused() 
     with pytest.raises(InvalidRequestError) as error:
         await submit(Pipeline().orchestrator, wanted)
     assert error.value.code == "context_length_exceeded"
-
-
-async def test_a_heard_video_is_refused_by_a_model_that_hears_none() -> None:
-    frames = VideoPart(np.zeros((2, 28, 28, 3), np.uint8), 2.0)
-    track = AudioPart(np.zeros(16_000, np.float32), 16_000)
-    pipeline = Pipeline()
-    wanted = replace(request(), messages=(ChatMessage("user", (replace(frames, audio=track),)),))
-    with pytest.raises(InvalidRequestError, match="does not hear the audio track"):
-        await submit(pipeline.orchestrator, wanted)
-    silent = replace(request(), messages=(ChatMessage("user", (frames,)),))
-    await (await submit(pipeline.orchestrator, silent)).aclose()
 
 
 async def test_two_requests_cannot_have_one_id_even_when_both_are_being_admitted() -> None:
