@@ -17,25 +17,25 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from omni_server.codec import CodecLayout
 from omni_server.config.checkpoint_files import config_errors
-from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_family, installed_families
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError
-from omni_server.protocol.rows import SourceSpan as SourceSpan
+from omni_server.protocol.rows import SourceSpan
+from omni_server.speech_text import SpeechText
 from omni_server.types import (
-    SAMPLE_RATE_HZ,
     AudioPart,
     ChatMessage,
     ClonedVoice,
     FunctionTool,
     MediaKind,
     Output,
+    Prompt,
     SpeechOutput,
     Task,
 )
-from omni_server.types import Prompt as Prompt
 from omni_server.types.images import ImageFeatures, ImageOutput, ImageSize
 
 logger = logging.getLogger(__name__)
@@ -103,161 +103,12 @@ class EmbeddingsPrompt:
 
 
 @dataclass(frozen=True)
-class SpeechPrompt:
-    """Prompt of a stage that reads text (`StageSpec.reads_text`), whose model composes all of its rows."""
-
-    token_ids: tuple[int, ...]
-    """One per row: codec tokens that are never sampled, so that no penalty for repetition applies to them."""
-    rows: bytes
-    """`omni_server.protocol.rows.ComposedSegment.data`"""
-    text_ids: tuple[int, ...]
-    """Ids of the rows that follow the prompt, one for each generated position, as far as they are known."""
-    tail_ids: tuple[int, ...]
-    """Ids of the rows that follow these, once the text is complete: each in turn, the last one forever."""
-
-
-class SpeechText(Protocol):
-    """The text that one request has spoken, on its way to the rows of the stage that reads it."""
-
-    @property
-    def token_texts(self) -> Sequence[str]:
-        """What each token of the text so far spells."""
-        ...
-
-    def push(self, text: str) -> None: ...
-
-    def flush(self) -> None:
-        """What has been pushed is spoken as it is; the next text does not continue its last word."""
-        ...
-
-    def finish(self) -> None:
-        """There is no more text."""
-        ...
-
-    @property
-    def max_tokens(self) -> int:
-        """The speech of the text so far has fewer."""
-        ...
-
-    def prompt(self) -> SpeechPrompt | None:
-        """None while more text is needed, and if all of it has no tokens. Call it until there is one.
-
-        Raises `InvalidRequestError`.
-        """
-        ...
-
-    def take_ids(self) -> tuple[int, ...]:
-        """The ids of rows that follow those of `prompt` and of earlier calls."""
-        ...
-
-
-class SpokenTextFilter(Protocol):
-    """Leaves out what should not be spoken of one text, while it is written."""
-
-    def push(self, text: str) -> str:
-        """Returns what may be spoken now."""
-        ...
-
-    def finish(self) -> str:
-        """Returns the rest."""
-        ...
-
-
-class SpokenTextFilterFactory(Protocol):
-    """The function of an edge with text."""
-
-    def __call__(self, prompt: str) -> SpokenTextFilter:
-        """`prompt` is what the text continues."""
-        ...
-
-
-@dataclass(frozen=True)
 class PlaceholderIds:
     """The tokens that stand for media in a prompt; None for media that it cannot contain."""
 
-    audio: int | None
-    image: int | None
-    video: int | None
-
-
-@dataclass(frozen=True)
-class CodecLayout:
-    """How frames of codec tokens relate to audio. A frame has one token per codebook."""
-
-    frames_per_block: int
-    """Frames in a block, the unit in which `ChunkPlan` counts: windows begin on multiples of it."""
-    samples_per_frame: int
-    """Samples per frame of the decoder's waveform."""
-    sample_rate_hz: int = SAMPLE_RATE_HZ
-    """Sample rate of the decoder's waveform. Divided by `samples_per_frame`, it is the frame rate."""
-    lead_samples: int = 0
-    """Samples by which the waveform is ahead of its frames: frame f begins at sample f * `samples_per_frame`
-    - `lead_samples`, the first frame is that much shorter, and so is the whole stream."""
-
-    def __post_init__(self) -> None:
-        # Otherwise a window of one frame might have no audio.
-        if not 0 <= self.lead_samples < self.samples_per_frame:
-            raise ValueError(
-                f"lead_samples is {self.lead_samples}; it must be less than samples_per_frame, "
-                f"{self.samples_per_frame}, and not negative"
-            )
-
-    def first_sample(self, frame: int) -> int:
-        """Where the audio of frame number `frame` begins. For the number of frames in a stream, the number of
-        samples in it."""
-        return max(0, frame * self.samples_per_frame - self.lead_samples)
-
-
-@dataclass(frozen=True)
-class DecoderWindow:
-    """One piece of work for the codec decoder; the result is the waveform from `first_sample` on."""
-
-    token_ids: tuple[int, ...]
-    """The frames of the window, concatenated."""
-    payload: bytes
-    """The stage's encoded input; see the family's edge."""
-    first_sample: int
-    num_samples: int
-    num_computed: int
-    """Frames to compute if the decoder has kept the state of earlier frames."""
-    is_varied: bool
-    """The frames whose audio is requested are not all equal."""
-
-
-Frame = tuple[int, ...]
-"""The codec tokens of one frame, one per codebook."""
-
-
-class CodecEdge(Protocol):
-    """Cuts the codec tokens of one speech stream into contiguous windows, in order."""
-
-    def use_ramp(self, new_blocks: Sequence[int]) -> None:
-        """Replace the plan's numbers of new blocks per window. Call it before the first window."""
-        ...
-
-    def push(self, frames: Sequence[Frame]) -> list[DecoderWindow]:
-        """Adds frames; returns the windows now complete."""
-        ...
-
-    def flush(self) -> list[DecoderWindow]:
-        """The frames pause: returns a window of those that can be decoded without more. After it, the numbers of
-        new blocks begin anew."""
-        ...
-
-    def finish(self) -> list[DecoderWindow]:
-        """Ends the stream; returns the remaining windows."""
-        ...
-
-
-class CodecEdgeFactory(Protocol):
-    """The edge function itself."""
-
-    def __call__(
-        self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int, past: Sequence[Frame] = ()
-    ) -> CodecEdge:
-        """`past`: frames that the stream continues, whose audio is not wanted. Raises `ConfigError` if the plan
-        does not fit the model."""
-        ...
+    audio: int | None = None
+    image: int | None = None
+    video: int | None = None
 
 
 @dataclass(frozen=True)
@@ -354,8 +205,7 @@ class FamilyModel(ABC):
     """For each autoregressive stage, the tokens that end its sequence."""
     input_modalities: tuple[MediaKind, ...] = ()
     """Media that prompts may contain."""
-    placeholder_ids: PlaceholderIds | None = None
-    """Set if prompts may contain media."""
+    placeholder_ids: PlaceholderIds = PlaceholderIds()
     hears_videos: bool = False
     """Whether the model can hear the audio track of a video with its frames (`VideoPart.audio`)."""
     warm_up_speech: SpeechOutput = SpeechOutput()
@@ -396,13 +246,9 @@ class FamilyModel(ABC):
         Raises `InvalidRequestError` for a task that the model cannot do.
         """
 
-    def embeddings_prompt(
-        self, stage: str, source_ids: Sequence[int], *, voice: str | None
-    ) -> EmbeddingsPrompt:
-        """Returns the prompt of a stage that receives embeddings, given its source's prompt.
-
-        `voice` is one of `voices`; None if the request has none.
-        """
+    def embeddings_prompt(self, stage: str, source_ids: Sequence[int], *, voice: str) -> EmbeddingsPrompt:
+        """Returns the prompt of a stage that receives embeddings, given its source's prompt. `voice`
+        is one of `voices`."""
         raise NotImplementedError
 
     def speech_text(self, speech: SpeechOutput, voice: str) -> SpeechText:

@@ -17,7 +17,6 @@ from typing import Any
 from jinja2 import TemplateError
 
 from omni_server.errors import ConfigError, InvalidRequestError
-from omni_server.family import Prompt
 from omni_server.protocol.tool_calls import CALL_BEGIN, CALL_END, CALL_TAIL, call_head
 from omni_server.types import (
     AudioPart,
@@ -26,6 +25,7 @@ from omni_server.types import (
     FunctionTool,
     ImagePart,
     MediaKind,
+    Prompt,
     TextPart,
     ToolCall,
     VideoPart,

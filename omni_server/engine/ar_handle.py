@@ -18,12 +18,11 @@ from omni_server.engine.grammar_check import GrammarCheck
 from omni_server.engine.prompt_rendering import PromptRenderer, RenderedPrompt
 from omni_server.engine.token_table import TokenTable
 from omni_server.errors import InvalidRequestError, StageDeadError, StageError
-from omni_server.family import Prompt
 from omni_server.metrics.stage_metrics import ArStageMetrics, RequestMeter
 from omni_server.protocol.rows import AddressedFeed, SharedBlock
 from omni_server.protocol.vllm_fields import TOKENS_PER_OUTPUT_KEY
 from omni_server.transport.block_ledger import BlockLedger
-from omni_server.types import TokenizedPrompt
+from omni_server.types import Prompt, TokenizedPrompt
 
 WorkerCount = Literal["num_row_requests", "num_resumed", "num_steady_steps", "runner_generation"]
 """Requests that the worker holds rows for; preempted requests that it has resumed; decoding steps prepared by

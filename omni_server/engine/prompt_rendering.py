@@ -12,8 +12,8 @@ from vllm.inputs import TextPrompt, TokensPrompt
 
 from omni_server.engine.async_engine import StageAsyncLLM, stage_errors
 from omni_server.errors import InvalidRequestError
-from omni_server.family import AUDIO_TRACK, SAMPLED_FPS, Prompt
-from omni_server.types import TokenizedPrompt, VideoPart
+from omni_server.family import AUDIO_TRACK, SAMPLED_FPS, PlaceholderIds
+from omni_server.types import Prompt, PromptTokens, TokenizedPrompt, VideoPart
 
 INLINE_CHARS, _INLINE_PIECES = 2000, 8
 """Text up to this length is tokenised within a millisecond or two, mostly in less than half of one. In a
@@ -36,6 +36,14 @@ class RenderedPrompt:
     def length(self) -> int:
         """Tokens of the chat."""
         return len(self.token_ids) - self.num_reply
+
+    def count(self, placeholders: PlaceholderIds) -> PromptTokens:
+        """The chat's tokens by kind. `placeholders` are the model's."""
+        ids = self.token_ids[: self.length]
+        audio, image, video = (
+            ids.count(p) for p in (placeholders.audio, placeholders.image, placeholders.video)
+        )
+        return PromptTokens(len(ids), len(ids) - audio - image - video, audio, image, video)
 
 
 class PromptRenderer:

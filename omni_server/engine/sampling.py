@@ -8,6 +8,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from omni_server.config.stages import SamplingDefaults
+from omni_server.engine.prompt_rendering import context_length_exceeded
 from omni_server.errors import InvalidRequestError
 from omni_server.protocol.rows import REQUEST_KEY, RowsInput, RowsOutput, encode
 from omni_server.types import SamplingConfig, StructuredOutput
@@ -86,6 +87,32 @@ def sampling_params(
 def add_rows(params: SamplingParams, rows: RowsOutput | RowsInput) -> None:
     """Makes the request send rows, or receive them."""
     params.extra_args = {REQUEST_KEY: encode(rows)}
+
+
+def limit_tokens(
+    stage: str,
+    params: SamplingParams,
+    max_model_len: int,
+    prompt_length: int,
+    *,
+    asked: SamplingConfig | None,
+    text_fields: tuple[str, str] | None = None,
+) -> None:
+    """Lowers `params` to what the stage may sample after a prompt of `prompt_length` tokens.
+
+    `asked` holds the request's own settings for the stage: its `max_tokens` and `min_tokens` must fit the
+    context. Values from the stage config are cut to the context instead. `text_fields`: the request's fields
+    for both, if the stage writes text. Raises `InvalidRequestError`.
+    """
+    max_tokens, min_tokens = (None, None) if asked is None else (asked.max_tokens, asked.min_tokens)
+    needed = prompt_length + (max_tokens or min_tokens or 1)
+    room = max_model_len - prompt_length
+    if needed > max_model_len:
+        fields = text_fields or (f"stage_sampling.{stage}.max_tokens", f"stage_sampling.{stage}.min_tokens")
+        param = "messages" if room < 1 else fields[0] if max_tokens else fields[1]
+        raise context_length_exceeded(max_model_len, needed, param)
+    params.max_tokens = min(room if params.max_tokens is None else params.max_tokens, room)
+    params.min_tokens = min(params.min_tokens, params.max_tokens)
 
 
 def _structured(output: StructuredOutput) -> StructuredOutputsParams:

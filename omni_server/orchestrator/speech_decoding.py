@@ -1,17 +1,22 @@
 """How the frames of one stage become audio, for all requests."""
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from omni_server.codec import CodecEdge, CodecEdgeFactory, CodecLayout, Frame
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import TokenFrames
 from omni_server.config.stage_config import Edge, StageConfig
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
 from omni_server.errors import ConfigError
-from omni_server.family import CodecEdgeFactory, CodecLayout, FamilyModel
+from omni_server.family import FamilyModel
 from omni_server.orchestrator.codec_edge import load_edge_function
 from omni_server.orchestrator.speech_scheduler import PendingStreams, SpeechScheduler
+from omni_server.types import ClonedVoice, SpeechOutput
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,17 @@ class SpeechDecoding:
     """Of the streams on each replica of the decoder, by its name."""
     pending: PendingStreams
     """Streams that no replica decodes yet."""
+
+    def new_edge(self, speech: SpeechOutput, voice: str) -> CodecEdge:
+        """For one stream."""
+        seed = random.getrandbits(63) if speech.seed is None else speech.seed
+        past = () if speech.clone is None else _frames_of(speech.clone, self.frames.num_codebooks)
+        return self.factory(self.chunks, self.layout, voice=voice, noise_seed=seed % 2**64, past=past)
+
+
+def _frames_of(clone: ClonedVoice, num_codebooks: int) -> list[Frame]:
+    frames = np.frombuffer(clone.frames, np.int16).reshape(-1, num_codebooks)
+    return [tuple(frame) for frame in frames.tolist()]
 
 
 def speech_decoding(

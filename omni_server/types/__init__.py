@@ -278,6 +278,16 @@ class OmniRequest:
     max_tokens_param: str = "max_completion_tokens"
     """The request's field that limits the text, for errors."""
 
+    @property
+    def num_chars(self) -> int:
+        """Characters of the text that the model reads; token ids count as one each."""
+        if self.prompt is not None:
+            return len(self.prompt.text or self.prompt.token_ids)
+        parts = [part for message in self.messages for part in message.content]
+        calls = [call for message in self.messages for call in message.tool_calls]
+        texts = sum(len(part.text) for part in parts if isinstance(part, TextPart))
+        return texts + sum(len(call.arguments) for call in calls)
+
 
 @dataclass(frozen=True)
 class PromptTokens:

@@ -14,11 +14,10 @@ from omni_server.family import (
     EmbeddingsPrompt,
     NeededFile,
     PlaceholderIds,
-    Prompt,
     ReferenceImplementation,
     StageFootprint,
 )
-from omni_server.types import ChatMessage, FunctionTool, Output, Task, TextPart, Transcribe
+from omni_server.types import ChatMessage, FunctionTool, Output, Prompt, Task, TextPart, Transcribe
 from stages.chat_prompts import PromptRenderer
 from stages.qwen2_5_omni.ids import read_special_ids
 from stages.qwen2_5_omni.options import Code2WavChunks, Code2WavStage
@@ -144,9 +143,7 @@ class Qwen25OmniModel(QwenOmniModel):
         system = _TRANSLATION_SYSTEM_PROMPT if task.to_english else _RECOGNITION_SYSTEM_PROMPT
         return (ChatMessage("system", (TextPart(system),)), *messages)
 
-    def embeddings_prompt(
-        self, stage: str, source_ids: Sequence[int], *, voice: str | None
-    ) -> EmbeddingsPrompt:
+    def embeddings_prompt(self, stage: str, source_ids: Sequence[int], *, voice: str) -> EmbeddingsPrompt:
         """Returns the ids that the reference passes to its logits processors, repetition penalty included.
 
         Rows replace the embeddings at the thinker's positions. At the last two positions, row and codec

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from omni_server.config.checkpoint_files import config_errors, read_json_object
 from omni_server.config.pipeline import EdgeSpec, Embeddings, Pipeline, StageSpec
 from omni_server.config.stage_config import StageConfig
-from omni_server.errors import ConfigError
 from omni_server.family import (
     DefaultConfigs,
     EmbeddingsPrompt,
@@ -122,12 +121,6 @@ class Qwen3OmniModel(QwenOmniModel):
         )
         self._renderer = PromptRenderer(model_dir, tools_system_prompt=None)
 
-    def embeddings_prompt(
-        self, stage: str, source_ids: Sequence[int], *, voice: str | None
-    ) -> EmbeddingsPrompt:
+    def embeddings_prompt(self, stage: str, source_ids: Sequence[int], *, voice: str) -> EmbeddingsPrompt:
         """See `talker_prompt`."""
-        if voice is None or voice not in self._speakers:
-            raise ConfigError(
-                f"the talker speaks as one of {', '.join(self.voices) or 'no voice'}, not {voice}"
-            )
         return talker_prompt(self._ids, source_ids, self._speakers[voice])

@@ -12,7 +12,8 @@ from itertools import pairwise
 import numpy as np
 
 from omni_server.errors import ConfigError
-from omni_server.family import MEDIA_ROW, EmbeddingsPrompt, SourceSpan, TextRows
+from omni_server.family import MEDIA_ROW, EmbeddingsPrompt, TextRows
+from omni_server.protocol.rows import SourceSpan
 from stages.qwen3_omni.ids import SpecialIds
 
 _BEGINNING = 3

@@ -17,9 +17,9 @@ from omni_server.family import (
     FamilyModel,
     NeededFile,
     ReferenceImplementation,
-    SpeechText,
     StageFootprint,
 )
+from omni_server.speech_text import SpeechText
 from omni_server.types import (
     AudioPart,
     ChatMessage,

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Sequence
 from typing import ClassVar
 
-from omni_server.family import FamilyModel, Prompt
-from omni_server.types import ChatMessage, FunctionTool, Output, Task, TextPart, Transcribe
+from omni_server.family import FamilyModel
+from omni_server.types import ChatMessage, FunctionTool, Output, Prompt, Task, TextPart, Transcribe
 from stages.chat_prompts import PromptRenderer, language_name
 
 

@@ -14,11 +14,10 @@ from omni_server.family import (
     HfOverrides,
     NeededFile,
     PlaceholderIds,
-    Prompt,
     ReferenceImplementation,
     StageFootprint,
 )
-from omni_server.types import ChatMessage, FunctionTool, Output, ReadAloud, Task
+from omni_server.types import ChatMessage, FunctionTool, Output, Prompt, ReadAloud, Task
 from stages.chat_prompts import PromptRenderer
 from stages.qwen3_tts.family import PIPELINE as SPEECH_PIPELINE
 from stages.qwen3_tts.family import Qwen3TTSFamily, Qwen3TTSModel

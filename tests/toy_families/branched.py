@@ -20,9 +20,7 @@ class BranchedModel(SpeechModel):
     row_width = HIDDEN_SIZE
     extra_rows_per_request = 2  # the voice's row and the one after the text
 
-    def embeddings_prompt(
-        self, stage: str, source_ids: Sequence[int], *, voice: str | None
-    ) -> EmbeddingsPrompt:
+    def embeddings_prompt(self, stage: str, source_ids: Sequence[int], *, voice: str) -> EmbeddingsPrompt:
         return EmbeddingsPrompt((PAD,) * len(source_ids) + BEGIN, len(source_ids))
 
 

@@ -12,7 +12,6 @@ from omni_server.family import (
     DefaultConfigs,
     FamilyModel,
     NeededFile,
-    Prompt,
     ReferenceImplementation,
     StageFootprint,
 )
@@ -20,6 +19,7 @@ from omni_server.types import (
     ChatMessage,
     FunctionTool,
     Output,
+    Prompt,
     ReadAloud,
     Task,
     TextPart,

@@ -28,7 +28,6 @@ from omni_server.errors import (
     OverloadedError,
     StageError,
 )
-from omni_server.family import Prompt
 from omni_server.metrics.stage_metrics import ArStageMetrics
 from omni_server.protocol.corruption import Corruption, encode_corruption
 from omni_server.protocol.rows import AddressedFeed, RowsFeed
@@ -37,6 +36,7 @@ from omni_server.protocol.vllm_fields import (
     GRAMMAR_TOO_SLOW,
     GRAMMARS_BUSY,
 )
+from omni_server.types import Prompt
 
 
 class FakeTokenizer:

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from omni_server.codec import CodecLayout
 from omni_server.config.pipeline import StageSpec
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
-from omni_server.errors import ConfigError, InvalidRequestError
-from omni_server.family import CodecLayout, FamilyModel
+from omni_server.errors import ConfigError
+from omni_server.family import FamilyModel
 from omni_server.omni import warm_up_request
 from omni_server.orchestrator import speech_stream
 from omni_server.orchestrator.orchestrator import Orchestrator
@@ -25,14 +26,11 @@ from omni_server.types import (
     ChatMessage,
     CodecDelta,
     Finished,
-    FunctionTool,
     OmniEvent,
     OmniRequest,
     SpeechOutput,
-    StructuredOutput,
     TextAlignment,
     TextPart,
-    ToolUse,
 )
 from tests.toy_families import speech_only
 from tests.toy_families.decoding import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME
@@ -170,20 +168,6 @@ def test_warm_up_asks_a_model_for_all_that_it_answers_with() -> None:
         "brain": 4,
         "speaker": 16,
     }
-
-
-async def test_what_only_text_can_have_is_refused_by_a_model_that_writes_none() -> None:
-    orchestrator = SpeechOnly().orchestrator()
-    tools = ToolUse((FunctionTool("go", "{}", "{}"),), frozenset({"go"}))
-    with pytest.raises(InvalidRequestError, match="writes no text") as refused:
-        await submit(orchestrator, request(tools=tools))
-    assert refused.value.param == "tools"
-    with pytest.raises(InvalidRequestError, match="writes no text") as refused:
-        await submit(
-            orchestrator, request(structured_output=StructuredOutput("json", "{}", "response_format"))
-        )
-    assert refused.value.param == "response_format"
-    assert orchestrator.num_running == 0
 
 
 @pytest.mark.parametrize(

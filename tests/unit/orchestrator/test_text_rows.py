@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from omni_server.errors import CorruptDataError
-from omni_server.family import MEDIA_ROW, SourceSpan, TextRows
-from omni_server.protocol.rows import RowsFeed, RowsPayload, Segment, SharedBlock
+from omni_server.family import MEDIA_ROW, TextRows
+from omni_server.protocol.rows import RowsFeed, RowsPayload, Segment, SharedBlock, SourceSpan
 from omni_server.types import AudioDelta, Finished
 from tests.unit.orchestrator.fake_stages import STOP_CODE, Stages, asked, collected, kinds, only, settle
 

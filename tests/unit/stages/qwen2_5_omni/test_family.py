@@ -190,7 +190,7 @@ def test_the_talkers_prompt_ids_are_the_references(
 ) -> None:
     wanted = CASES[case]
     result = reference.run(replace(wanted, thinker_max_tokens=3, talker_max_tokens=1, ignore_eos=True))
-    prompt = model.embeddings_prompt("talker", result.prompt_ids, voice=None)
+    prompt = model.embeddings_prompt("talker", result.prompt_ids, voice=model.voices[0])
     assert prompt.token_ids == result.talker_prompt_ids
     assert prompt.num_replaced == len(result.prompt_ids)
 
