@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from omni_server.codec import DecoderWindow, Frame
 from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.family.codec import DecoderWindow, Frame
 
 F = TypeVar("F")
 """One frame of codec tokens, in any representation."""
@@ -109,7 +109,7 @@ class CodecChunker(Generic[F]):
 
 
 class ChunkedEdge(ABC):
-    """Implements `omni_server.codec.CodecEdge` for one stream, except for the request of a window."""
+    """Implements `omni_server.family.codec.CodecEdge` for one stream, except for the request of a window."""
 
     def __init__(self, plan: ChunkPlan, frames_per_block: int) -> None:
         self._chunker = CodecChunker[Frame](plan, frames_per_block)

@@ -3,11 +3,11 @@ longest window."""
 
 from typing import cast
 
-from omni_server.codec import CodecEdgeFactory
 from omni_server.config.pipeline import imported
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel
+from omni_server.family.codec import CodecEdgeFactory
 
 
 def check_longest_window(config: StageConfig, model: FamilyModel) -> None:

@@ -25,6 +25,7 @@ from omni_server.errors import (
     StageDownError,
 )
 from omni_server.family import FamilyModel
+from omni_server.family.speech_text import SpokenTextFilterFactory
 from omni_server.generation import Deliver
 from omni_server.orchestrator.fair_share import FairShareQueue
 from omni_server.orchestrator.image_requests import ImageRequests, ImageTask
@@ -41,7 +42,6 @@ from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.orchestrator.voice_encoder import VoiceEncoder
 from omni_server.protocol.images import num_image_tokens
 from omni_server.protocol.rows import RowsInput, RowsOutput
-from omni_server.speech_text import SpokenTextFilterFactory
 from omni_server.types import (
     AudioPart,
     ChatMessage,

@@ -10,8 +10,8 @@ from itertools import takewhile
 
 from omni_server.engine.feed_outbox import FeedOutbox
 from omni_server.family import MEDIA_ROW, TextRows
+from omni_server.family.speech_text import SpeechPrompt
 from omni_server.protocol.rows import ComposedSegment, RowsFeed, RowsPayload, TextSegment
-from omni_server.speech_text import SpeechPrompt
 
 
 class RowFeeder:

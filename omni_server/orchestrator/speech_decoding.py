@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from omni_server.codec import CodecEdge, CodecEdgeFactory, CodecLayout, Frame
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import TokenFrames
 from omni_server.config.stage_config import Edge, StageConfig
@@ -14,6 +13,7 @@ from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel
+from omni_server.family.codec import CodecEdge, CodecEdgeFactory, CodecLayout, Frame
 from omni_server.orchestrator.codec_edge import load_edge_function
 from omni_server.orchestrator.speech_scheduler import PendingStreams, SpeechScheduler
 from omni_server.types import ClonedVoice, SpeechOutput

@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from omni_server.codec import CodecLayout
 from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.family.codec import CodecLayout
 from omni_server.orchestrator.fair_share import WindowFairness
 from omni_server.orchestrator.speech_estimates import (
     MAX_OUTLIER_RATIO,

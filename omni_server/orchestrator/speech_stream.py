@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_server.audio.waveform_check import waveform_fault
-from omni_server.codec import CodecEdge, CodecLayout, DecoderWindow, Frame
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.errors import CorruptDataError
+from omni_server.family.codec import CodecEdge, CodecLayout, DecoderWindow, Frame
 from omni_server.orchestrator.request_timeline import RequestTimeline
 from omni_server.orchestrator.speech_scheduler import PlayoutClock, SpeechScheduler
 from omni_server.types import AudioDelta

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_server.audio.filters import Resampler
-from omni_server.codec import CodecEdge
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.engine_handle import Stage
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.engine.sampling import StageSampling
 from omni_server.errors import CorruptDataError, EndlessSpeechError
+from omni_server.family.codec import CodecEdge
 from omni_server.orchestrator.released_logprobs import ReleasedLogprobs
 from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.row_feeder import RowFeeder

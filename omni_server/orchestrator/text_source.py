@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 
 from omni_server.engine.prompt_rendering import INLINE_CHARS
 from omni_server.errors import OmniError
+from omni_server.family.speech_text import SpeechPrompt, SpeechText, SpokenTextFilter
 from omni_server.orchestrator.row_feeder import SpeechTextFeeder
-from omni_server.speech_text import SpeechPrompt, SpeechText, SpokenTextFilter
 from omni_server.types import Flush
 
 logger = logging.getLogger(__name__)

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.codec import CodecLayout, DecoderWindow
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.engine import fork_server
 from omni_server.errors import OmniError
 from omni_server.family import ModelFamily
+from omni_server.family.codec import CodecLayout, DecoderWindow
 from omni_server.offline import collect
 from omni_server.omni import AsyncOmni
 from omni_server.orchestrator.codec_edge import load_edge_function

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omni_server.codec import CodecLayout, DecoderWindow, Frame
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.errors import ConfigError
+from omni_server.family.codec import CodecLayout, DecoderWindow, Frame
 from stages.codec_chunking import ChunkedEdge, F, Window
 from stages.qwen2_5_omni.codec_window import CodecWindow
 from stages.qwen2_5_omni.options import Code2WavChunks

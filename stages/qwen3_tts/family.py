@@ -19,7 +19,7 @@ from omni_server.family import (
     ReferenceImplementation,
     StageFootprint,
 )
-from omni_server.speech_text import SpeechText
+from omni_server.family.speech_text import SpeechText
 from omni_server.types import (
     AudioPart,
     ChatMessage,

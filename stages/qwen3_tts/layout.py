@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from omni_server.speech_text import SpeechPrompt
+from omni_server.family.speech_text import SpeechPrompt
 from stages.qwen3_tts.checkpoint_config import CheckpointConfig
 from stages.qwen_codec.codec_layout import NUM_CODEBOOKS
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from omni_server.speech_text import SpeechPrompt
+from omni_server.family.speech_text import SpeechPrompt
 from stages.qwen3_tts.checkpoint_config import CheckpointConfig
 from stages.qwen3_tts.layout import Speaking, speech_prompt
 from stages.qwen3_tts.tokens import TextStream, TextToken, TextTokenizer
@@ -14,7 +14,7 @@ token of text takes three to four frames on average."""
 
 
 class Qwen3TTSText:
-    """Implements `omni_server.speech_text.SpeechText`.
+    """Implements `omni_server.family.speech_text.SpeechText`.
 
     The role's line is tokenized on its own. The reference tokenizes both as one string, so white space with
     a line break at the beginning of the text becomes one token with the role's own.

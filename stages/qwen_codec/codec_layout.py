@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from omni_server.codec import CodecLayout
 from omni_server.errors import ConfigError
+from omni_server.family.codec import CodecLayout
 
 CONV_KERNEL = 7
 """Width of every convolution of `Qwen3OmniMoeCode2Wav` that sees more than one position."""

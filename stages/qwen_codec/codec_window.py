@@ -4,7 +4,7 @@ codes of the first frame, one per codebook, then those of the second, and so on.
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.codec import Frame
+from omni_server.family.codec import Frame
 from stages.qwen_omni.encoded_window import EncodedWindow
 
 _CODE = np.dtype("<i2")

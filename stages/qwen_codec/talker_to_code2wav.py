@@ -4,10 +4,10 @@ which code2wav can compute a lost state again."""
 from collections import deque
 from collections.abc import Sequence
 
-from omni_server.codec import CodecLayout, DecoderWindow, Frame
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import EdgeSpec, TokenFrames
 from omni_server.errors import ConfigError
+from omni_server.family.codec import CodecLayout, DecoderWindow, Frame
 from stages.codec_chunking import ChunkedEdge, Window
 from stages.qwen_codec.codec_layout import NUM_CODEBOOKS, Code2WavLayout
 from stages.qwen_codec.codec_window import CodecWindow, encode_frame

@@ -60,7 +60,7 @@ _IN_LINE = re.compile(
 
 
 class SpokenTextFilter:
-    """Implements `omni_server.speech_text.SpokenTextFilter`."""
+    """Implements `omni_server.family.speech_text.SpokenTextFilter`."""
 
     def __init__(self, prompt: str = "") -> None:
         self._text, self._position = "\n", 1  # keeps the last character read: patterns look behind

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 from vllm.v1.engine import EngineCoreOutput
 
-from omni_server.codec import CodecLayout, DecoderWindow, Frame
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import Pipeline
 from omni_server.engine.async_engine import StageOutputProcessor
 from omni_server.family import HfOverrides
+from omni_server.family.codec import CodecLayout, DecoderWindow, Frame
+from omni_server.family.speech_text import SpeechPrompt
 from omni_server.orchestrator.row_feeder import TextRowFeeder
 from omni_server.protocol.rows import RowsFeed, RowsPayload, TextSegment
-from omni_server.speech_text import SpeechPrompt
 from stages import qwen3_omni as omni
 from stages import qwen3_tts as tts
 from stages.qwen3_omni.family import Qwen3OmniFamily, Qwen3OmniModel

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from omni_server.codec import CodecLayout, DecoderWindow, Frame
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import EdgeSpec, Pipeline, StageSpec, TokenFrames
 from omni_server.errors import ConfigError
 from omni_server.family import HfOverrides
+from omni_server.family.codec import CodecLayout, DecoderWindow, Frame
 from stages.codec_chunking import ChunkedEdge, Window
 from tests.toy_families.toy import END, ToyFamily, ToyModel, with_architecture
 
@@ -29,7 +29,7 @@ class WindowInput(msgspec.Struct, frozen=True):
 
 
 class Windows(ChunkedEdge):
-    """Implements `omni_server.codec.CodecEdge`. The decoder keeps no state and ignores context."""
+    """Implements `omni_server.family.codec.CodecEdge`. The decoder keeps no state and ignores context."""
 
     def __init__(
         self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int, past: Sequence[Frame] = ()

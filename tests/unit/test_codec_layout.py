@@ -2,8 +2,8 @@
 
 import pytest
 
-from omni_server.codec import CodecLayout
 from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.family.codec import CodecLayout
 from omni_server.orchestrator.speech_scheduler import WindowRamp
 
 LEADING = CodecLayout(frames_per_block=2, samples_per_frame=100, sample_rate_hz=1000, lead_samples=30)

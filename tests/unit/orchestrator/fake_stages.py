@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from vllm import SamplingParams
 
-from omni_server.codec import CodecLayout, DecoderWindow, Frame
 from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
 from omni_server.config.pipeline import TokenFrames
 from omni_server.engine.ar_handle import ArHandle
@@ -21,6 +20,7 @@ from omni_server.engine.feed_outbox import FeedOutbox
 from omni_server.engine.prompt_rendering import RenderedPrompt
 from omni_server.errors import CorruptDataError
 from omni_server.family import TextRows
+from omni_server.family.codec import CodecLayout, DecoderWindow, Frame
 from omni_server.metrics.replica_name import split_replica_name
 from omni_server.orchestrator.fair_share import FairShareQueue
 from omni_server.orchestrator.orchestrator import Orchestrator

@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from omni_server.codec import CodecLayout
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel
+from omni_server.family.codec import CodecLayout
 from omni_server.orchestrator.codec_edge import check_longest_window
 from tests.unit.config.deployment import deployment
 

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from omni_server.codec import CodecLayout
 from omni_server.config.pipeline import StageSpec
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.ar_handle import ArHandle
@@ -18,6 +17,7 @@ from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel
+from omni_server.family.codec import CodecLayout
 from omni_server.omni import warm_up_request
 from omni_server.orchestrator import speech_stream
 from omni_server.orchestrator.orchestrator import Orchestrator

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pytest
 from vllm import SamplingParams
 
-from omni_server.codec import CodecLayout
 from omni_server.config.pipeline import find_family
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage, SamplingDefaults
@@ -25,6 +24,7 @@ from omni_server.errors import (
     StageDeadError,
 )
 from omni_server.family import DiffusionPrompt, EmbeddingsPrompt, FamilyModel, PlaceholderIds
+from omni_server.family.codec import CodecLayout
 from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.protocol.rows import (
     RowsPayload,

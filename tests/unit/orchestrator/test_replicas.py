@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from omni_server.codec import CodecLayout
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
 from omni_server.errors import StageDeadError, StageDownError
 from omni_server.family import FamilyModel
+from omni_server.family.codec import CodecLayout
 from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.protocol.rows import RowsPayload, Segment, SharedBlock
 from omni_server.types import Finished, OmniEvent

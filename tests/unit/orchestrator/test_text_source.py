@@ -6,16 +6,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 import pytest
 
 from omni_server.errors import OmniError
+from omni_server.family.speech_text import SpeechPrompt
 from omni_server.orchestrator import text_source
 from omni_server.orchestrator.row_feeder import SpeechTextFeeder
 from omni_server.orchestrator.text_source import TextSource
 from omni_server.protocol.rows import RowsFeed
-from omni_server.speech_text import SpeechPrompt
 from omni_server.types import Flush
 
 
 class LettersAsTokens:
-    """Implements `omni_server.speech_text.SpeechText`: a prompt has one letter."""
+    """Implements `omni_server.family.speech_text.SpeechText`: a prompt has one letter."""
 
     def __init__(self) -> None:
         self._ids: tuple[int, ...] = ()

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from omni_server.codec import CodecLayout
 from omni_server.config.stages import DiffusionStage
 from omni_server.engine.engine_handle import Stage
 from omni_server.errors import DeadlineExceededError, InvalidRequestError, OverloadedError, StageDeadError
 from omni_server.family import DiffusionPrompt, FamilyModel
+from omni_server.family.codec import CodecLayout
 from omni_server.orchestrator.voice_encoder import VoiceEncoder
 from omni_server.types import SAMPLE_RATE_HZ, AudioPart, ChatMessage, ClonedVoice, Task
 from tests.unit.orchestrator.fake_stages import FakeEngine

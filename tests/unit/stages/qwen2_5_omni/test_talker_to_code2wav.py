@@ -2,8 +2,8 @@
 
 import pytest
 
-from omni_server.codec import DecoderWindow
 from omni_server.errors import ConfigError
+from omni_server.family.codec import DecoderWindow
 from stages.qwen2_5_omni.codec_window import CodecWindow
 from stages.qwen2_5_omni.options import Code2WavChunks
 from stages.qwen2_5_omni.talker_to_code2wav import Code2WavLayout, TalkerToCode2Wav, check_margin

@@ -14,7 +14,7 @@ from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stages import ArStage
 from omni_server.errors import ConfigError, InvalidRequestError
 from omni_server.family import open_model
-from omni_server.speech_text import SpeechPrompt
+from omni_server.family.speech_text import SpeechPrompt
 from omni_server.types import AudioPart, ClonedVoice, ReadAloud, SpeechOutput, TextPart, Transcribe
 from stages.qwen3_tts import FAMILY
 from stages.qwen3_tts.checkpoint_config import read_checkpoint_config

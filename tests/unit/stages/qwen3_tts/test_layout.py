@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from omni_server.speech_text import SpeechPrompt
+from omni_server.family.speech_text import SpeechPrompt
 from stages.qwen3_tts.checkpoint_config import CheckpointConfig
 from stages.qwen3_tts.layout import FRAME, NONE, VECTOR, PromptRows, Speaking, Voice, speech_prompt
 from tests.unit.stages.qwen3_tts.checkpoint import CONFIG

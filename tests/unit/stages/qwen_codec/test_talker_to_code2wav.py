@@ -2,9 +2,9 @@
 
 import pytest
 
-from omni_server.codec import DecoderWindow, Frame
 from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.errors import ConfigError
+from omni_server.family.codec import DecoderWindow, Frame
 from omni_server.orchestrator.speech_scheduler import WindowRamp
 from stages.qwen_codec.codec_layout import code2wav_layout
 from stages.qwen_codec.codec_window import CodecWindow

@@ -17,14 +17,14 @@ from typing import Any, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.codec import CodecLayout
 from omni_server.config.checkpoint_files import config_errors
 from omni_server.config.pipeline import MODEL_FAMILY_VARIABLE, Pipeline, find_family, installed_families
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import CommonStage
 from omni_server.errors import ConfigError
+from omni_server.family.codec import CodecLayout
+from omni_server.family.speech_text import SpeechText
 from omni_server.protocol.rows import SourceSpan
-from omni_server.speech_text import SpeechText
 from omni_server.types import (
     AudioPart,
     ChatMessage,
