@@ -18,9 +18,9 @@ from benchmarks.serving.workload import WORKLOADS, make_turn, with_drawn_length
 @dataclass
 class Session:
     first_audio_s: float
-    """After the word that completes the first one."""
+    """From sending the piece that completes the first word."""
     word_s: list[float]
-    """From the piece that completes each word to its place in the audio, which precedes its audio."""
+    """From sending the piece that completes each word to its `alignment` message."""
     playback: Playback
 
 
@@ -71,6 +71,7 @@ async def _listen(socket: aiohttp.ClientWebSocketResponse) -> tuple[list[AudioAr
 async def measure(args: argparse.Namespace) -> None:
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
+        await speak(http, args.base_url, args.interval, 0, args.seed + 1)  # a warm-up
         for number in args.sessions:
             spoken = await asyncio.gather(
                 *(speak(http, args.base_url, args.interval, index, args.seed) for index in range(number))

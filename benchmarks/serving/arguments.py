@@ -28,8 +28,8 @@ workloads:
   W2  5.0 s of audio instead of the sentence, otherwise W1
   W3  2,500 prompt tokens; 900 text tokens and 3,500 codec tokens (70 s of speech) in answer
   tts  a text of 6 to 36 words; POST /v1/audio/speech answers with 25 to 150 frames of 1,920 samples, 7 s of
-      speech on average (exactly N with --codec-tokens N). Other servers end it by themselves:
-      --sample-tolerance says how far from that
+      speech on average (with --codec-tokens N, exactly N frames and --prompt-tokens words). Other servers end
+      it by themselves: --sample-tolerance says how far from that
   images  a prompt of 20 words; an image of the model's default size, with one preview, in answer
 
 examples:

@@ -114,7 +114,7 @@ def with_drawn_length(workload: Workload, rng: np.random.Generator) -> Workload:
     if workload.min_codec_tokens is None:
         return workload
     codec_tokens = int(rng.integers(workload.min_codec_tokens, workload.codec_tokens, endpoint=True))
-    words = max(4, round(workload.prompt_tokens * codec_tokens / workload.codec_tokens))
+    words = max(1, round(workload.prompt_tokens * codec_tokens / workload.codec_tokens))
     return workload.model_copy(
         update={"codec_tokens": codec_tokens, "prompt_tokens": words, "min_codec_tokens": None}
     )

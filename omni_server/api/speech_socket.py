@@ -6,7 +6,7 @@ import asyncio
 import base64
 import logging
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -151,6 +151,7 @@ class SpeechSession:
         given.response_format = given.response_format or "pcm"
         speech, sampling, audio_format = parse_without_text(given, self._model)
         clone = await requested_clone(given, generator, self._media, self.state.voices)
+        given.ref_audio = given.speaker_embedding = None  # large, and not needed any more
         speech = replace(speech, clone=clone, is_aligned=given.alignment)
         return _Settings(given, speech, sampling, audio_format)
 
@@ -225,14 +226,12 @@ class _Utterance:
 
     async def _speak(self) -> None:
         settings, state, name = self._settings, self._session.state, self._name
-        pieces, text = self._pieces(), ""
-        async for piece in pieces:
+        text = ""
+        while not text.strip():
+            if (piece := await self._piece()) is None:
+                return  # nothing to say, as in a turn that only calls tools
             text += piece if isinstance(piece, str) else ""
-            if text.strip():
-                break
-        else:
-            return  # nothing to say, as in a turn that only calls tools
-        speech = replace(settings.speech, pieces=_continued(text, pieces))
+        speech = replace(settings.speech, pieces=self._pieces(text))
         request = OmniRequest(f"{name}-0", (), speech, settings.sampling)
         stream = AnswerStream(
             state.require_generator(), state, name, one_by_one=[request], input_param="input"
@@ -249,18 +248,20 @@ class _Utterance:
         reason, usage = end_of(stream)
         self._send("audio.done", finish_reason=reason, usage=usage.model_dump())
 
-    async def _pieces(self) -> AsyncGenerator[str | Flush, None]:
-        timeout_s = self._session.text_timeout_s
-        while True:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    piece = await self._texts.get()
-            except TimeoutError:
-                text = f"For {timeout_s:g} seconds, neither more text came nor 'input.done'."
-                raise InvalidRequestError(text, code="text_timeout") from None
-            if piece is None:
-                return
+    async def _pieces(self, text: str) -> AsyncIterator[str | Flush]:
+        """`text`, and what comes after it."""
+        yield text
+        while (piece := await self._piece()) is not None:
             yield piece
+
+    async def _piece(self) -> str | Flush | None:
+        timeout_s = self._session.text_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._texts.get()
+        except TimeoutError:
+            text = f"For {timeout_s:g} seconds, neither more text came nor 'input.done'."
+            raise InvalidRequestError(text, code="text_timeout") from None
 
     def _align(self, alignment: TextAlignment) -> None:
         end_s = alignment.end_sample / SAMPLE_RATE_HZ / (self._settings.given.speed or 1.0)
@@ -285,15 +286,6 @@ class _Utterance:
     def _send(self, kind: str, audio_of: str | None = None, /, **fields: JsonValue) -> None:
         if not self._is_over:
             self._session.send(kind, audio_of, utterance_index=self._index, **fields)
-
-
-async def _continued(
-    text: str, pieces: AsyncGenerator[str | Flush, None]
-) -> AsyncGenerator[str | Flush, None]:
-    async with aclosing(pieces):
-        yield text
-        async for piece in pieces:
-            yield piece
 
 
 class Words:

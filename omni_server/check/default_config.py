@@ -65,7 +65,7 @@ def find_folder(
             f"MODEL '{model}' ({', '.join(names)}) needs no speech model: leave out --speech-model, or give "
             "a language model"
         )
-    readers = load_family("qwen3_tts").architectures
+    readers = load_family("qwen3_tts").architectures  # the family `spoken_llm` has its voices from it
     return joined_folder(llm, resolve(speech_model, architectures=readers))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from omni_server.config.checkpoint_files import read_json_object
+from omni_server.config.speech_model import SPOKEN_LLM
 from omni_server.errors import ConfigError
 from omni_server.types import AboutModel
 
@@ -147,10 +148,11 @@ def _check_checkpoint(model: str, folder: Path, architectures: Collection[str] |
     names = architectures_of(folder)
     if architectures is not None and set(architectures).isdisjoint(names):
         model_type = read_json_object(path).get("model_type", "missing")
+        hint = "; --speech-model gives any language model a voice" if SPOKEN_LLM in architectures else ""
         raise ConfigError(
             f"MODEL '{model}' is not a checkpoint that this server can run: its config.json (model_type: "
             f"{model_type}) names {', '.join(names) or 'no architecture'}, and not "
-            f"{' or '.join(architectures)}; --speech-model gives any language model a voice"
+            f"{' or '.join(architectures)}{hint}"
         )
 
 

@@ -112,8 +112,8 @@ class EdgeSpec:
     payload: Payload
     function: str
     """`package.module:Class`, the family's code for the edge. `Embeddings`: the producer's half, a
-    `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.family.codec.CodecEdgeFactory`. `Text`:
-    an `omni_server.family.speech_text.SpokenTextFilterFactory`."""
+    `stages.runtime.row_producer.RowProducer`. `TokenFrames`: an `omni_server.family.codec.CodecEdgeFactory`.
+    `Text`: an `omni_server.family.speech_text.SpokenTextFilterFactory`."""
     chunks: ChunkPlan | None = None
     """`TokenFrames` only: how they are cut into windows unless the stage config says otherwise. If it is an
     instance of a subclass, the stage config may set the fields of that subclass."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import uuid
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def joined_folder(llm: Path, speech: Path) -> Path:
             with suppress(FileExistsError):
                 (folder / name).symlink_to(target)
         if not (folder / "config.json").is_file():
-            unfinished = folder / f"config.json.{os.getpid()}"  # another server may make it now, too
+            unfinished = folder / f"config.json.{uuid.uuid4().hex}"  # another server may make it now, too
             unfinished.write_text(config, encoding="utf-8")
             unfinished.rename(folder / "config.json")
     except OSError as error:

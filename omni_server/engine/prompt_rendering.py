@@ -40,10 +40,9 @@ class RenderedPrompt:
     def count(self, placeholders: PlaceholderIds) -> PromptTokens:
         """The chat's tokens by kind. `placeholders` are the model's."""
         ids = self.token_ids[: self.length]
-        audio, image, video = (
-            ids.count(p) for p in (placeholders.audio, placeholders.image, placeholders.video)
-        )
-        return PromptTokens(len(ids), len(ids) - audio - image - video, audio, image, video)
+        kinds = (placeholders.audio, placeholders.image, placeholders.video)
+        media = [0 if token is None else ids.count(token) for token in kinds]
+        return PromptTokens(len(ids), len(ids) - sum(media), *media)
 
 
 class PromptRenderer:

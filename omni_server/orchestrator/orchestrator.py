@@ -98,8 +98,6 @@ class Orchestrator:
         for name in config.stages_for({"voice"}):
             self._voices = VoiceEncoder(family, diffusion[name], config.stages[name], request_timeout_s)
         self._running: dict[str, RequestRun] = {}
-        self._closing: set[asyncio.Task[None]] = set()
-        """Close the texts of requests that have ended."""
         self._fair_share = FairShareQueue()
         self._is_closed = False
         self.images = ImageRequests(family, config.stages[self._entry])
@@ -253,8 +251,6 @@ class Orchestrator:
             is_whole=speech.pieces is None,
             on_later_text=run.add_prompt_text,
         )
-        if speech.pieces is not None:
-            run.on_close.append(lambda: self._close_text(source))
         reader = self._add_reader(run, plan, name, source)
         async with _before_deadline(plan.began, plan.deadline_s):
             num_tokens = await reader.prepare()
@@ -288,11 +284,6 @@ class Orchestrator:
         audio.follow(source, is_aligned=request.speech is not None and request.speech.is_aligned)
         params = partial(self._speaker_params, request, name)
         return run.add(SpeechReader(run, self._ar[name], source, audio, params, limit))
-
-    def _close_text(self, source: TextSource) -> None:
-        closing = asyncio.create_task(source.aclose())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
 
     def _prompt(self, handle: ArHandle, request: OmniRequest, outputs: frozenset[Output]) -> Prompt:
         # Rendering blocks the event loop, for half a second with 32 MB of text, which would then be rejected.
@@ -372,8 +363,6 @@ class Orchestrator:
         self._is_closed = True
         for run in list(self._running.values()):
             await run.aclose()
-        if self._closing:
-            await asyncio.wait(self._closing)
         if self._voices is not None:
             await self._voices.close()
 

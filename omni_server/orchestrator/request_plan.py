@@ -54,10 +54,7 @@ def requested_outputs(request: OmniRequest, config: StageConfig) -> frozenset[Ou
     available = config.outputs
     wanted: set[Output] = {"image"} if request.image is not None else {"text"}
     if request.speech is not None:
-        if "audio" not in available:
-            raise InvalidRequestError("this model is served without speech", param="modalities")
-        wanted.add("audio")
-        wanted &= available  # a speech-only model writes no text
+        wanted = (wanted & available) | {"audio"}  # a speech-only model writes no text
     if missing := wanted - available:
         raise InvalidRequestError(f"this model does not answer with {min(missing)}", param="modalities")
     if "text" not in wanted and request.tools is not None:

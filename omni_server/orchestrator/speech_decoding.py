@@ -13,10 +13,10 @@ from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
 from omni_server.errors import ConfigError
 from omni_server.family import FamilyModel
-from omni_server.family.codec import CodecEdge, CodecEdgeFactory, CodecLayout, Frame
+from omni_server.family.codec import CodecEdge, CodecEdgeFactory, CodecLayout
 from omni_server.orchestrator.codec_edge import load_edge_function
 from omni_server.orchestrator.speech_scheduler import PendingStreams, SpeechScheduler
-from omni_server.types import ClonedVoice, SpeechOutput
+from omni_server.types import SpeechOutput
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,9 @@ class SpeechDecoding:
     def new_edge(self, speech: SpeechOutput, voice: str) -> CodecEdge:
         """For one stream."""
         seed = random.getrandbits(63) if speech.seed is None else speech.seed
-        past = () if speech.clone is None else _frames_of(speech.clone, self.frames.num_codebooks)
+        codes = np.frombuffer(b"" if speech.clone is None else speech.clone.frames, np.int16)
+        past = [tuple(frame) for frame in codes.reshape(-1, self.frames.num_codebooks).tolist()]
         return self.factory(self.chunks, self.layout, voice=voice, noise_seed=seed % 2**64, past=past)
-
-
-def _frames_of(clone: ClonedVoice, num_codebooks: int) -> list[Frame]:
-    frames = np.frombuffer(clone.frames, np.int16).reshape(-1, num_codebooks)
-    return [tuple(frame) for frame in frames.tolist()]
 
 
 def speech_decoding(

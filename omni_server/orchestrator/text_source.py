@@ -1,24 +1,13 @@
 """The text that a stage of a request reads: given, or still being written."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol, runtime_checkable
 
 from omni_server.engine.prompt_rendering import INLINE_CHARS
 from omni_server.errors import OmniError
 from omni_server.family.speech_text import SpeechPrompt, SpeechText, SpokenTextFilter
 from omni_server.orchestrator.row_feeder import SpeechTextFeeder
 from omni_server.types import Flush
-
-logger = logging.getLogger(__name__)
-
-CLOSE_TIMEOUT_S = 10.0
-
-
-@runtime_checkable
-class _Closable(Protocol):
-    async def aclose(self) -> object: ...
 
 
 class TextSource:
@@ -79,16 +68,6 @@ class TextSource:
         """The speech has ended: the rest of the text is not awaited."""
         if self._task is not None:
             self._task.cancel()
-
-    async def aclose(self) -> None:
-        """Closes `pieces` if they can be closed; nothing reads them any more."""
-        if not isinstance(self._pieces, _Closable):
-            return
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._pieces.aclose()
-        except Exception:
-            logger.exception("the text of a request could not be closed")
 
     async def _read(self) -> None:
         try:

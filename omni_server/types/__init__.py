@@ -280,7 +280,7 @@ class OmniRequest:
 
     @property
     def num_chars(self) -> int:
-        """Characters of the text that the model reads; token ids count as one each."""
+        """Of the chat, or of the given prompt, whose token ids count as one each."""
         if self.prompt is not None:
             return len(self.prompt.text or self.prompt.token_ids)
         parts = [part for message in self.messages for part in message.content]

@@ -136,7 +136,7 @@ class Qwen3TTSModel(FamilyModel):
 
     def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
         if not isinstance(task, ReadAloud):
-            raise InvalidRequestError("this model only reads text aloud", param="model")
+            raise InvalidRequestError("this model hears nothing: it reads text", param="model")
         return (ChatMessage("user", (TextPart(task.text),)),)
 
     def speech_text(self, speech: SpeechOutput, voice: str) -> SpeechText:

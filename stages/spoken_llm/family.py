@@ -8,7 +8,7 @@ from omni_server.config.checkpoint_files import read_json_object
 from omni_server.config.pipeline import EdgeSpec, Pipeline, StageSpec, Text
 from omni_server.config.speech_model import LLM_FOLDER, SPEECH_FOLDER, SPOKEN_LLM
 from omni_server.config.stage_config import StageConfig
-from omni_server.errors import ConfigError, InvalidRequestError
+from omni_server.errors import ConfigError
 from omni_server.family import (
     DefaultConfigs,
     HfOverrides,
@@ -17,7 +17,7 @@ from omni_server.family import (
     ReferenceImplementation,
     StageFootprint,
 )
-from omni_server.types import ChatMessage, FunctionTool, Output, Prompt, ReadAloud, Task
+from omni_server.types import ChatMessage, FunctionTool, Output, Prompt
 from stages.chat_prompts import PromptRenderer
 from stages.qwen3_tts.family import PIPELINE as SPEECH_PIPELINE
 from stages.qwen3_tts.family import Qwen3TTSFamily, Qwen3TTSModel
@@ -82,7 +82,7 @@ class SpokenLLMModel(Qwen3TTSModel):
         config = read_json_object(folder / "config.json")
         self._dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
         self._renderer = PromptRenderer(folder, tools_system_prompt=None)
-        self.stop_ids = {**self.stop_ids, THINKER: _stop_ids(folder)}
+        self.stop_ids = {**self.stop_ids, THINKER: _stop_ids(folder, config)}
         self.input_modalities = self._renderer.input_modalities
         if self.input_modalities:
             self.placeholder_ids = PlaceholderIds(
@@ -98,13 +98,6 @@ class SpokenLLMModel(Qwen3TTSModel):
     ) -> Prompt:
         return self._renderer.render(messages, tools=tools)
 
-    def task_messages(self, task: Task) -> tuple[ChatMessage, ...]:
-        if not isinstance(task, ReadAloud):
-            raise InvalidRequestError(
-                "this model does not hear: its language model reads text", param="model"
-            )
-        return super().task_messages(task)
-
     def dtype_name(self) -> str:
         return self._dtype
 
@@ -114,13 +107,12 @@ def _token_id(config: Mapping[str, object], name: str) -> int | None:
     return token_id if isinstance(token_id, int) else None
 
 
-def _stop_ids(folder: Path) -> tuple[int, ...]:
-    """Those of generation_config.json, or else of config.json."""
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        ids = read_json_object(path).get("eos_token_id") if path.is_file() else None
-        if isinstance(ids, int):
-            return (ids,)
-        if isinstance(ids, list) and ids:
-            return tuple(map(int, ids))
-    raise ConfigError(f"{folder}: neither generation_config.json nor config.json names an eos_token_id")
+def _stop_ids(folder: Path, config: Mapping[str, object]) -> tuple[int, ...]:
+    """Those of generation_config.json, or else of `config`."""
+    path = folder / "generation_config.json"
+    generation = read_json_object(path) if path.is_file() else {}
+    named = (part.get("eos_token_id") for part in (generation, config))
+    ids = next((ids for ids in named if ids is not None), None)
+    if not isinstance(ids, int | list) or ids == []:
+        raise ConfigError(f"{folder}: neither generation_config.json nor config.json names an eos_token_id")
+    return tuple(map(int, ids)) if isinstance(ids, list) else (ids,)

@@ -112,7 +112,7 @@ def test_a_missing_folder_that_is_no_hub_id_is_refused(model: str) -> None:
             "config.json",
             '{"model_type": "llama"}',
             "MODEL '{0}' is not a checkpoint that this server can run: its config.json (model_type: llama) names no "
-            "architecture, and not SomeOmniModel; --speech-model gives any language model a voice",
+            "architecture, and not SomeOmniModel",
         ),
         ("config.json", "{", "{0}/config.json: cannot be read as JSON"),
         ("config.json", "[]", "{0}/config.json: must hold a JSON object"),

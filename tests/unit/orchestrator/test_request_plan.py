@@ -53,7 +53,7 @@ def plan(deployment: tuple[str, tuple[str, ...]], *media: ContentPart, **options
 @pytest.mark.parametrize(
     ("deployment", "media", "options", "param", "message"),
     [
-        (WRITES, (), {"speech": SpeechOutput()}, "modalities", "is served without speech"),
+        (WRITES, (), {"speech": SpeechOutput()}, "modalities", "does not answer with audio"),
         (SPEAKS, (), {}, "modalities", "does not answer with text"),
         (SPEAKS, (), {"speech": SpeechOutput(), "tools": TOOLS}, "tools", "writes no text"),
         (SPEAKS, (), {"speech": SpeechOutput(), "structured_output": JSON}, JSON.param, "writes no text"),

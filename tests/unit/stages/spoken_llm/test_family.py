@@ -196,5 +196,5 @@ def test_images_and_videos_reach_a_model_that_sees(model: SpokenLLMModel, folder
 
 def test_it_reads_aloud_but_does_not_hear(model: SpokenLLMModel) -> None:
     assert model.task_messages(ReadAloud("Hi")) == (ChatMessage("user", (TextPart("Hi"),)),)
-    with pytest.raises(InvalidRequestError, match="does not hear"):
+    with pytest.raises(InvalidRequestError, match="hears nothing"):
         model.task_messages(Transcribe(AudioPart(np.zeros(16000, np.float32), 16000)))
