@@ -1,6 +1,7 @@
 """Requests through the pipelines of the toy families, whose graphs are not that of Qwen2.5-Omni."""
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import Stage
-from omni_server.errors import ConfigError
+from omni_server.errors import ConfigError, OverloadedError
 from omni_server.family import FamilyModel
 from omni_server.family.codec import CodecLayout
 from omni_server.omni import warm_up_request
@@ -38,7 +39,7 @@ from tests.toy_families.speech_only import NUM_CODEBOOKS, SpeechModel
 from tests.toy_families.toy import END
 from tests.unit.orchestrator.fake_stages import FakeCode2Wav, collected, only, settle, submit
 from tests.unit.orchestrator.test_orchestrator import FakeEntry
-from tests.unit.orchestrator.test_text_source import LettersAsTokens, Pieces
+from tests.unit.orchestrator.test_text_source import LettersAsTokens
 
 OUTPUT_RATE_HZ = 24_000
 
@@ -185,11 +186,20 @@ def test_a_model_that_lacks_what_speech_needs_is_refused_at_the_start(
 async def test_a_text_that_is_still_written_is_closed_however_its_request_ends(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, pieces = SpeechOnly(family=f"{__name__}:READING"), Pieces()
+    server, may_come, closed = SpeechOnly(family=f"{__name__}:READING"), asyncio.Event(), asyncio.Event()
     monkeypatch.setattr(server.model, "speech_text", lambda *_: LettersAsTokens())
     orchestrator = server.orchestrator()
-    speech = SpeechOutput(pieces=pieces)
-    wanted = OmniRequest("a", (), speech, deadline_s=0.01 if end == "deadline" else 5.0)
+
+    async def endless() -> AsyncGenerator[str, None]:
+        try:
+            while await may_come.wait():
+                await asyncio.sleep(0)
+                yield "a"
+        finally:
+            closed.set()
+
+    deadline_s = 0.01 if end == "deadline" else 5.0
+    wanted = OmniRequest("a", (), SpeechOutput(pieces=endless()), deadline_s=deadline_s)
     submitted = asyncio.create_task(submit(orchestrator, wanted))
     await settle()
     if end == "cancelled":
@@ -197,12 +207,15 @@ async def test_a_text_that_is_still_written_is_closed_however_its_request_ends(
     elif end == "shutdown":
         await orchestrator.close()
     if end != "deadline":
-        pieces.may_come.set()
+        may_come.set()
     await asyncio.wait([submitted])
     if end == "aborted":
         await submitted.result().aclose()
-    await settle()
-    assert pieces.num_closed == 1
+    elif end == "shutdown":
+        assert isinstance(submitted.exception(), OverloadedError)
+    del wanted, submitted
+    gc.collect()  # a caller who keeps the request keeps its text
+    await asyncio.wait_for(closed.wait(), 5)
     assert orchestrator.num_running == 0
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from omni_server.errors import OmniError
 from omni_server.family.speech_text import SpeechPrompt
-from omni_server.orchestrator import text_source
 from omni_server.orchestrator.row_feeder import SpeechTextFeeder
 from omni_server.orchestrator.text_source import TextSource
 from omni_server.protocol.rows import RowsFeed
@@ -51,9 +50,7 @@ class Pieces:
     """An endless text."""
 
     def __init__(self) -> None:
-        self.may_come, self.may_close = asyncio.Event(), asyncio.Event()
-        self.may_close.set()
-        self.num_closed = 0
+        self.may_come = asyncio.Event()
 
     def __aiter__(self) -> "Pieces":
         return self
@@ -62,10 +59,6 @@ class Pieces:
         await self.may_come.wait()
         await asyncio.sleep(0)
         return "a"
-
-    async def aclose(self) -> None:
-        await self.may_close.wait()
-        self.num_closed += 1
 
 
 async def read(
@@ -140,15 +133,6 @@ async def test_text_that_is_not_needed_any_more_is_not_awaited() -> None:
     source.stop()
     await asyncio.wait([reading])
     assert reading.cancelled()
-
-
-async def test_a_writer_that_does_not_close_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_source, "CLOSE_TIMEOUT_S", 0)
-    pieces = Pieces()
-    pieces.may_close.clear()
-    source = TextSource(LettersAsTokens(), pieces, is_whole=False, on_later_text=lambda _: None)
-    await source.aclose()
-    assert pieces.num_closed == 0
 
 
 @pytest.mark.parametrize(
