@@ -20,7 +20,8 @@ class Session:
     first_audio_s: float
     """From sending the piece that completes the first word."""
     word_s: list[float]
-    """From sending the piece that completes each word to its `alignment` message."""
+    """Of each word, from sending what completes the word behind it, whose token ends the word's piece of the
+    alignment, to its `alignment` message."""
     playback: Playback
 
 
@@ -44,7 +45,7 @@ async def speak(http: aiohttp.ClientSession, url: str, interval_s: float, index:
         arrivals, aligned = await answer
     return Session(
         arrivals[0].time_s - sent[1],
-        [seen - completed for completed, seen in zip(sent[1:], aligned, strict=True)],
+        [seen - completed for completed, seen in zip([*sent[2:], sent[-1]], aligned, strict=True)],
         play(arrivals),
     )
 
