@@ -322,6 +322,6 @@ def test_a_realtime_answer_is_interrupted_and_the_next_is_whole(live: LiveOmni) 
     assert cancelled["status"] == "cancelled"
     # What follows depends on how much was said until then, and a random model may speak to a limit.
     if answered["status"] != "completed":
-        assert answered["status_details"] == {"type": "incomplete", "reason": "max_output_tokens"}
+        assert answered["status_details"]["reason"] == "max_output_tokens"
     assert answered["output"][0]["content"][0]["transcript"]
     assert live.held_rows() == 0
