@@ -65,8 +65,9 @@ def find_folder(
             f"MODEL '{model}' ({', '.join(names)}) needs no speech model: leave out --speech-model, or give "
             "a language model"
         )
-    readers = load_family("qwen3_tts").architectures  # the family `spoken_llm` has its voices from it
-    return joined_folder(llm, resolve(speech_model, architectures=readers))
+    # `spoken_llm` takes its voices from this family.
+    voices = load_family("qwen3_tts").architectures
+    return joined_folder(llm, resolve(speech_model, architectures=voices, argument="--speech-model"))
 
 
 def base_config(folder: Path, name: str, *, on_gpu: bool) -> tuple[ModelFamily, Path, StageConfig]:

@@ -38,12 +38,13 @@ def resolve_model_folder(
     model: str,
     *,
     architectures: Collection[str] | None = None,
+    argument: str = "MODEL",
     revision: str | None = None,
     needs_weights: bool = True,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> Path:
     """Returns the folder of the checkpoint `model`; downloads it if it is a hub id that is not in the cache.
-    `architectures` are the supported ones; None: any.
+    `architectures` are the supported ones; None: any. `argument` is what errors call the model.
 
     Raises `ConfigError` if the folder or repository does not exist or holds no such checkpoint, and
     `HubUnreachableError` if a hub id cannot be looked up. `needs_weights=False` (load format `dummy`)
@@ -53,23 +54,27 @@ def resolve_model_folder(
     if not folder.is_dir():
         if folder.exists():
             raise ConfigError(
-                f"MODEL '{model}' is a file; give the folder that holds config.json and the weights"
+                f"{argument} '{model}' is a file; give the folder that holds config.json and the weights"
             )
         if not _HUB_ID.fullmatch(model):
             raise ConfigError(
-                f"MODEL '{model}': no such folder, and not a hub id either (those look like "
+                f"{argument} '{model}': no such folder, and not a hub id either (those look like "
                 f"'{EXAMPLE_MODEL}')"
             )
-        folder = _download(model, revision, _SMALL_FILES, on_progress)
+        folder = _download(argument, model, revision, _SMALL_FILES, on_progress)
         if needs_weights:
             weights = _PIPELINE_WEIGHTS if (folder / PIPELINE_INDEX).is_file() else _WEIGHTS
-            folder = _download(model, revision, _SMALL_FILES + weights, lambda line: None)
-    _check_checkpoint(model, folder, architectures)
+            folder = _download(argument, model, revision, _SMALL_FILES + weights, lambda line: None)
+    _check_checkpoint(f"{argument} '{model}'", folder, architectures)
     return folder
 
 
 def _download(
-    repository: str, revision: str | None, patterns: list[str], on_progress: Callable[[str], None]
+    argument: str,
+    repository: str,
+    revision: str | None,
+    patterns: list[str],
+    on_progress: Callable[[str], None],
 ) -> Path:
     # Takes half a second, and every command imports this module.
     from huggingface_hub import constants, snapshot_download
@@ -86,34 +91,32 @@ def _download(
 
     tqdm.monitor_interval = 0  # its thread would stay, but engines are forked from a single-threaded process
     name = repository if revision is None else f"{repository} (revision {revision})"
+    label = f"{argument} '{name}'"
     on_progress(f"looking up {name} in {constants.HF_HUB_CACHE}")
     try:
         # Shows its own progress bars, per file and in total.
         return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except GatedRepoError as error:
         raise ConfigError(
-            f"MODEL '{name}' asks its users to accept a licence: accept it on the model's page and set "
-            "HF_TOKEN"
+            f"{label} asks its users to accept a licence: accept it on the model's page and set HF_TOKEN"
         ) from error
     except RevisionNotFoundError as error:
-        raise ConfigError(f"MODEL '{repository}' has no revision '{revision}'") from error
+        raise ConfigError(f"{argument} '{repository}' has no revision '{revision}'") from error
     except RepositoryNotFoundError as error:
         raise ConfigError(
-            f"MODEL '{name}': no such folder here and no such repository on the hub; check the spelling, "
+            f"{label}: no such folder here and no such repository on the hub; check the spelling, "
             "and set HF_TOKEN if it is private"
         ) from error
     except IncompleteSnapshotError as error:
-        raise HubUnreachableError(
-            f"MODEL '{name}' is in the cache in part only: {_why_unreachable()}"
-        ) from error
+        raise HubUnreachableError(f"{label} is in the cache in part only: {_why_unreachable()}") from error
     except LocalEntryNotFoundError as error:
         raise HubUnreachableError(
-            f"MODEL '{name}' is not in the cache {constants.HF_HUB_CACHE}: {_why_unreachable()}"
+            f"{label} is not in the cache {constants.HF_HUB_CACHE}: {_why_unreachable()}"
         ) from error
     except HFValidationError as error:
-        raise ConfigError(f"MODEL '{name}': no such folder, and not a hub id either: {error}") from error
+        raise ConfigError(f"{label}: no such folder, and not a hub id either: {error}") from error
     except HfHubHTTPError as error:
-        raise HubUnreachableError(f"MODEL '{name}' cannot be downloaded: {error}") from error
+        raise HubUnreachableError(f"{label} cannot be downloaded: {error}") from error
 
 
 def _why_unreachable() -> str:
@@ -123,7 +126,7 @@ def _why_unreachable() -> str:
         return (
             "HF_HUB_OFFLINE is set, so nothing is downloaded; unset it, or set HF_HOME to a cache that has it"
         )
-    return "the hub cannot be reached; check the network, or give a local folder as MODEL"
+    return "the hub cannot be reached; check the network, or give a local folder"
 
 
 def config_file(folder: Path) -> Path:
@@ -141,16 +144,16 @@ def architectures_of(folder: Path) -> tuple[str, ...]:
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
-def _check_checkpoint(model: str, folder: Path, architectures: Collection[str] | None) -> None:
+def _check_checkpoint(label: str, folder: Path, architectures: Collection[str] | None) -> None:
     path = config_file(folder)
     if not path.is_file():
-        raise ConfigError(f"MODEL '{model}' is no checkpoint: there is no config.json in {folder}")
+        raise ConfigError(f"{label} is no checkpoint: there is no config.json in {folder}")
     names = architectures_of(folder)
     if architectures is not None and set(architectures).isdisjoint(names):
         model_type = read_json_object(path).get("model_type", "missing")
         hint = "; --speech-model gives any language model a voice" if SPOKEN_LLM in architectures else ""
         raise ConfigError(
-            f"MODEL '{model}' is not a checkpoint that this server can run: its config.json (model_type: "
+            f"{label} is not a checkpoint that this server can run: its config.json (model_type: "
             f"{model_type}) names {', '.join(names) or 'no architecture'}, and not "
             f"{' or '.join(architectures)}{hint}"
         )

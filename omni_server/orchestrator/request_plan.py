@@ -30,7 +30,7 @@ class RequestPlan:
 def plan_request(
     request: OmniRequest, config: StageConfig, model: FamilyModel, request_timeout_s: float
 ) -> RequestPlan:
-    """Raises `InvalidRequestError`."""
+    """Plans the request. Raises `InvalidRequestError` for what the deployment cannot do."""
     outputs = requested_outputs(request, config)
     _check_input(request, config, model)
     _check_sampling(request, config)

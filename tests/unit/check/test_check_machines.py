@@ -177,7 +177,7 @@ def test_without_the_network_whether_a_model_of_the_hub_fits_is_not_known(
     assert main(["check", "Qwen/Qwen2.5-Omni-7B", *CPU]) == 1
     assert capsys.readouterr().out.endswith(
         f"\nunknown: files: MODEL 'Qwen/Qwen2.5-Omni-7B' is not in the cache {tmp_path}: the hub cannot be "
-        "reached; check the network, or give a local folder as MODEL\nWhether it fits is not known.\n"
+        "reached; check the network, or give a local folder\nWhether it fits is not known.\n"
     )
 
 

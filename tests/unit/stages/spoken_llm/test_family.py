@@ -88,9 +88,10 @@ def test_a_language_model_alone_is_refused_with_a_hint(folder: Path) -> None:
             None,
             "needs no speech model: leave out --speech-model, or give a language model",
         ),
-        ("llm", "llm", None, "names (Llama|Qwen2_5_VL)For.*, and not Qwen3TTSFor"),
+        ("llm", "llm", None, "^--speech-model '.*names (Llama|Qwen2_5_VL)For.*, and not Qwen3TTSFor"),
         ("llm", "speech", "qwen3_omni.demo-cpu", "the stage config is for Qwen3OmniMoe.*, which needs none"),
-        ("llm", "nowhere", None, "nowhere': no such folder"),
+        ("llm", "nowhere", None, "^--speech-model '.*nowhere': no such folder"),
+        ("nowhere", "speech", None, "^MODEL '.*nowhere': no such folder"),
     ],
 )
 def test_what_cannot_be_joined_is_refused_by_name(
