@@ -107,6 +107,7 @@ async def test_who_waits_too_long_for_a_fetch_is_told_that_the_server_is_busy() 
     await asyncio.wait(loads[:1])
     source.gate.set()
     await asyncio.wait_for(loads[1], 10)
+    await asyncio.gather(*loads, return_exceptions=True)  # not all of them find a process
 
 
 async def test_fetches_that_fail_or_are_left_make_room_for_others() -> None:
@@ -155,8 +156,9 @@ async def test_who_leaves_while_a_process_decodes_leaves_neither_it_nor_its_plac
 async def test_a_process_that_decodes_for_too_long_has_ended_when_the_caller_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: MediaContent, kind: type[MediaPart]
 ) -> None:
-    loader = MediaLoader(ApiConfig(media_processes=1, media_decode_timeout_s=2.0, media_queue_timeout_s=0.01))
+    loader = MediaLoader(ApiConfig(media_processes=1, media_queue_timeout_s=0.01))
     with monkeypatch.context() as patch:
+        patch.setattr(loader, "_limits", MediaLimits(decode_timeout_s=2.0))
         reader = hang(patch, tmp_path)
         with pytest.raises(InvalidRequestError) as caught:
             await loader.load(content, "x")

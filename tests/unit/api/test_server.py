@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -57,11 +57,12 @@ class Life:
 
 
 @pytest.fixture
-def port() -> int:
+def port() -> Iterator[int]:
+    """Kept from other processes: only who sets SO_REUSEADDR may listen there."""
     with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-    return number
+        yield probe.getsockname()[1]
 
 
 QUIET = ApiConfig(port=0, access_log=False, log_level="warning", shutdown_timeout_s=20)

@@ -14,7 +14,7 @@ import pytest
 
 from omni_server.types import AudioDelta, TextDelta
 from tests.unit.api.clients import SPEECH, URL, chat, error_of
-from tests.unit.api.fake_generator import FakeGenerator, Hang, ScriptEntry, finished
+from tests.unit.api.fake_generator import FakeGenerator, Hang, ScriptEntry, Wait, finished
 from tests.unit.api.test_auth import KEY, bearer
 from tests.unit.api.test_server import QUIET, Life, client_of, served
 
@@ -75,7 +75,8 @@ async def metric(client: httpx2.AsyncClient, name: str) -> float:
 async def test_client_that_reads_nothing_is_cut_off(
     path: str, body: dict[str, Any], script: list[ScriptEntry], caplog: pytest.LogCaptureFixture
 ) -> None:
-    life = Life(FakeGenerator(script=[*script, Hang()]))
+    go_on = asyncio.Event()
+    life = Life(FakeGenerator(script=[Wait(go_on), *script, Hang()]))
     async with (
         served(life, IMPATIENT),
         client_of(life.address, headers=bearer(KEY)) as client,
@@ -84,6 +85,7 @@ async def test_client_that_reads_nothing_is_cut_off(
         await asyncio.wait_for(life.generator.submitted.wait(), 10)
         refusal = await client.post(URL, json=chat())
         assert error_of(refusal, 429)["code"] == "rate_limit_exceeded"
+        go_on.set()
         await asyncio.wait_for(life.generator.generations[0].closed.wait(), 20)
         async with asyncio.timeout(10):
             while await metric(client, "omni_requests_in_flight"):  # noqa: ASYNC110 - a server can only be asked
@@ -108,10 +110,10 @@ async def test_whole_answer_that_is_not_taken_is_dropped(caplog: pytest.LogCaptu
 
 async def test_client_that_reads_slowly_gets_everything() -> None:
     life = Life(FakeGenerator(script=[*TEXT, finished()]))
-    config = replace(IMPATIENT, http_send_timeout_s=0.5)
+    config = replace(IMPATIENT, http_send_timeout_s=3.0)  # this process may stand still for a while
     async with served(life, config), connection(life, URL, chat(stream=True)) as reader:
         data = b""
-        for _ in range(20):  # four times the deadline
+        for _ in range(35):  # longer than the deadline
             data += await reader.read(65536)
             await asyncio.sleep(0.1)
         data += await rest_of(reader)

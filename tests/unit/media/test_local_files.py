@@ -92,8 +92,9 @@ def test_what_is_not_allowed_is_not_even_opened(folder: Path) -> None:
         writer.join(0.05)
         assert writer.is_alive()
     finally:
-        os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         writer.join()
+        os.close(reader)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from tests.unit.api.realtime.realtime_client import (
     realtime_app,
     voice,
 )
+from tests.unit.orchestrator.virtual_time import in_virtual_time
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,7 @@ async def test_a_client_that_leaves_frees_everything() -> None:
     await asyncio.wait_for(client.state.wait_idle(), 1)
 
 
+@in_virtual_time
 async def test_a_session_that_has_lasted_its_time_is_closed() -> None:
     generator = FakeGenerator(script=ENDLESS)
     async with RealtimeClient(generator, config=ApiConfig(realtime_session_timeout_s=0.3)) as client:
@@ -63,6 +65,7 @@ async def test_a_session_that_has_lasted_its_time_is_closed() -> None:
     assert generator.generations[0].num_closed == 1
 
 
+@in_virtual_time
 async def test_an_idle_session_is_closed_but_not_while_it_is_answered() -> None:
     go_on = asyncio.Event()
     script: list[ScriptEntry] = [TextDelta("a", (1,)), Wait(go_on), finished()]

@@ -29,6 +29,7 @@ from tests.unit.api.realtime.realtime_client import (
     silence,
     voice,
 )
+from tests.unit.orchestrator.virtual_time import in_virtual_time
 
 
 async def test_audio_is_committed_by_hand_and_answered() -> None:
@@ -153,6 +154,7 @@ async def test_speech_interrupts_the_response() -> None:
         assert generator.last_request.messages[1].content == (TextPart("Once upon a"),)
 
 
+@in_virtual_time
 async def test_unsent_audio_is_dropped_by_an_interruption() -> None:
     generator = FakeGenerator(script=[TextDelta("a", (1,)), AudioDelta(0, voice(10)), Hang()])
     async with RealtimeClient(generator) as client:
