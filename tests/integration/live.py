@@ -5,7 +5,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -82,6 +83,20 @@ class LiveOmni:
             return [event async for event in self.omni.events(request)]
 
         return self.run(all_events())
+
+    @asynccontextmanager
+    async def stopped(self, stage: str, until: Mapping[str, int]) -> AsyncIterator[None]:
+        """From the block on, the stage stands still until the stages have this many requests."""
+        pid = self.omni.engine_pids()[stage]
+        wanted = {f'omni_active_requests{{stage="{name}"}} {number}.0' for name, number in until.items()}
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+            async with asyncio.timeout(RESTART_TIMEOUT_S):
+                while not wanted <= set(self.omni.metrics_text().decode().splitlines()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def kill_while_speaking(self, stage: str, request: OmniRequest) -> None:
         """Kills the stage in the middle of the answer to `request`, and waits until it has started again."""

@@ -1,13 +1,14 @@
 """Qwen3-Omni's whole pipeline gives the same answers when memory runs short, after each engine's death, and with
 seeds."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from omni_server.offline import OmniOutput
+from omni_server.offline import OmniOutput, collect
 from omni_server.types import OmniRequest, SamplingConfig
 from tests.integration.live import LiveOmni, queue_files, spoken
 from tests.integration.parity import Expected, expected, qwen3_config, same_speech
@@ -18,6 +19,8 @@ TALKATIVE = ("hello", "count", "hello_chelsie", "three_turns", "media_in_turns",
 """Long replies fill the thinker, long speech the talker, and media make rows that cross between them."""
 FEW_BLOCKS = {"max_model_len": 512, "engine_args": {"num_gpu_blocks_override": 17}}
 """Of 32 tokens; too few for all requests at once."""
+ALL_STEPS = {"capacity": 256}
+"""Of the thinker, while the talker stands still."""
 AUDIO_ROUNDING = 1e-5
 """A third of a step of 16 bits."""
 
@@ -37,7 +40,8 @@ def cramped(qwen3_checkpoint: Path) -> Iterator[LiveOmni]:
             "thinker": {"max_num_batched_tokens": 128, **FEW_BLOCKS},
             "talker": {"max_num_batched_tokens": 64, **FEW_BLOCKS},
         },
-        supervision={"max_backoff_s": 0.0},
+        queue=ALL_STEPS,
+        supervision={"max_backoff_s": 0.0, "hang_timeout_s": None},
     )
     live = LiveOmni(qwen3_checkpoint, config)
     yield live
@@ -45,11 +49,23 @@ def cramped(qwen3_checkpoint: Path) -> Iterator[LiveOmni]:
     assert queue_files() == files
 
 
+def answers_at_once(live: LiveOmni, requests: Sequence[OmniRequest]) -> list[OmniOutput]:
+    """Each stage begins when it has all of them."""
+
+    async def answers() -> list[OmniOutput]:
+        thinker_has_all, talker_has_all = {"thinker": len(requests)}, {"thinker": 0, "talker": len(requests)}
+        async with live.stopped("talker", talker_has_all), live.stopped("thinker", thinker_has_all):
+            collecting = asyncio.gather(*(collect(live.omni, request) for request in requests))
+        return await collecting
+
+    return live.run(answers())
+
+
 def test_preempted_requests_are_answered_as_the_reference_does(
     cramped: LiveOmni, wanted: dict[str, Expected]
 ) -> None:
     before = cramped.num_resumed()
-    together = cramped.answers([want.request for want in wanted.values()])
+    together = answers_at_once(cramped, [want.request for want in wanted.values()])
     for answer, want in zip(together, wanted.values(), strict=True):
         same_speech(answer, want)
     resumed = cramped.num_resumed()
@@ -96,7 +112,7 @@ def test_a_seed_gives_the_same_answer_preempted_and_among_greedy_requests(
     cramped: LiveOmni, wanted: dict[str, Expected], alone: list[OmniOutput]
 ) -> None:
     before = cramped.num_resumed()["talker"]
-    same_sampled(cramped.answers(seeded(5)), alone)
+    same_sampled(answers_at_once(cramped, seeded(5)), alone)
     assert cramped.num_resumed()["talker"] > before
     greedy = [wanted[name] for name in ("hello", "speech_aiden")]
     together = cramped.answers([*(want.request for want in greedy), *seeded(5)])

@@ -285,10 +285,10 @@ def test_sessions_speak_while_they_are_written_and_leave_nothing(served: Served)
 
     async def all_sessions() -> None:
         state = ServerState(live.omni)
-        app = create_app(state, ApiConfig(body_timeout_s=2.0))
+        patient, hasty = create_app(state, ApiConfig()), create_app(state, ApiConfig(body_timeout_s=2.0))
         async with asyncio.TaskGroup() as group:
             for number in range(200):
-                group.create_task(session(app, number))
+                group.create_task(session(hasty if number % 10 == 2 else patient, number))
         await asyncio.wait_for(state.wait_idle(), 30)
         assert (state.num_sessions, state.unsent.num_bytes, live.omni.num_running) == (0, 0, 0)
 

@@ -67,21 +67,17 @@ def test_eight_mixed_requests_at_once_with_preemption_and_chunked_prefill(
 def test_a_caller_with_one_request_does_not_wait_for_all_those_of_another(
     cramped: LiveOmni, wanted: list[Expected]
 ) -> None:
-    requests = [replace(written(wanted[0].case.messages), caller="busy") for _ in range(32)]
     ended: list[str] = []
-    one_has_ended = asyncio.Event()  # so the first eight are being computed
 
-    async def answer(request: OmniRequest) -> None:
-        await collect(cramped.omni, request)
-        ended.append(request.caller)
-        one_has_ended.set()
+    async def answer(caller: str) -> None:
+        await collect(cramped.omni, replace(written(wanted[0].case.messages), caller=caller))
+        ended.append(caller)
 
     async def together() -> None:
-        async with asyncio.TaskGroup() as group:
-            for request in requests:
-                group.create_task(answer(request))
-            await one_has_ended.wait()
-            group.create_task(answer(replace(written(wanted[0].case.messages), caller="patient")))
+        await asyncio.gather(*(answer("busy") for _ in range(8)))
+        async with asyncio.TaskGroup() as group, cramped.stopped("thinker", {"thinker": 25}):
+            for caller in ["busy"] * 24 + ["patient"]:
+                group.create_task(answer(caller))
 
     cramped.run(together())
     assert ended.index("patient") < 24

@@ -234,7 +234,7 @@ class RealtimeClient:
 
     async def _message(self) -> MutableMapping[str, Any]:
         getting = asyncio.ensure_future(self._from_server.get())
-        await asyncio.wait({getting, self.task}, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({getting, self.task}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
         if not getting.done() and self.task.done():
             self.task.result()
         return await asyncio.wait_for(getting, 1)
