@@ -76,8 +76,9 @@ def grammars(config: VllmConfig) -> Iterator[GrammarCheck]:
 
 def checking() -> list[int]:
     """The processes that check a grammar: all but the one that waits for the next."""
-    (program,) = multiprocessing.active_children()
-    children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+    children: list[str] = []
+    for program in multiprocessing.active_children():  # none before the first check
+        children += Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
     return [int(child) for child in children][:-1]
 
 
