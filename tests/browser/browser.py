@@ -301,8 +301,18 @@ class WebPage:
         self.browser.cdp(
             "Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"]
         )
+        # It says so for two seconds only.
+        self.browser.driver.execute_script(
+            """
+            const button = document.querySelector(arguments[0]);
+            window.hasCopied = false;
+            new MutationObserver(() => (window.hasCopied ||= button.textContent === "Copied"))
+              .observe(button, { childList: true });
+            """,
+            selector,
+        )
         self.click(selector)
-        self.wait(f"document.querySelector({json.dumps(selector)}).textContent === 'Copied'")
+        self.wait("window.hasCopied")
         text: str = self.browser.driver.execute_async_script(
             "navigator.clipboard.readText().then(arguments[0])"
         )

@@ -6,10 +6,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
 from omni_server.errors import StageError
 from omni_server.types import AudioDelta, TextDelta
-from tests.browser.browser import MEDIA, WebPage, wait_until
+from tests.browser.browser import MEDIA, Browser, WebPage, wait_until
 from tests.browser.scripted_server import ScriptedServer
 from tests.unit.api.fake_generator import (
     MODEL,
@@ -24,6 +25,29 @@ from tests.unit.api.fake_generator import (
 )
 
 SECOND = np.sin(np.arange(24_000, dtype=np.float32) / 20) * np.float32(0.5)
+HELD = """
+window.AudioContext = class extends AudioContext {
+  constructor(options) {
+    super(options);
+    this.suspend();
+    window.release = () => super.resume();
+  }
+  resume() {}
+};
+"""
+"""The clock of playback stands still until `release` is called."""
+
+
+@pytest.fixture
+def answered_at_once(browser: Browser, server: ScriptedServer) -> WebPage:
+    """An answer has been heard of which every piece came before the one before it had been heard."""
+    page = browser.open(server.url, script=HELD)
+    page.wait_ready()
+    page.ask("Hello")
+    page.wait_complete()
+    page.js("void window.release()")
+    page.wait_answered()
+    return page
 
 
 def test_text_and_audio_are_there_before_the_answer_is_complete(
@@ -57,9 +81,8 @@ def test_text_and_audio_are_there_before_the_answer_is_complete(
     assert re.fullmatch(r"Done \d+\.\d\d s", " ".join(page.texts(".total")))
 
 
-def test_audio_is_played_whole_and_without_a_gap(page: WebPage, server: ScriptedServer) -> None:
-    page.ask("Hello")
-    page.wait_answered()
+def test_audio_is_played_whole_and_without_a_gap(answered_at_once: WebPage) -> None:
+    page = answered_at_once
     sounds = page.sounds()
     assert {sound["rate"] for sound in sounds} == {24_000}
     played = np.concatenate([sound["samples"] for sound in sounds])
@@ -71,9 +94,8 @@ def test_audio_is_played_whole_and_without_a_gap(page: WebPage, server: Scripted
     assert [after - before for before, after in pairwise(starts)] == lengths[:-1]
 
 
-def test_timeline_shows_every_stage(page: WebPage) -> None:
-    page.ask("Hello")
-    page.wait_answered()
+def test_timeline_shows_every_stage(answered_at_once: WebPage) -> None:
+    page = answered_at_once
     assert page.texts(".lane") == []  # until somebody wants to know
     page.click("summary")
     assert page.texts(".lane > span") == ["Request", "Text", "Speech", "Playback", ""]
@@ -133,7 +155,7 @@ def test_new_question_cuts_the_answer_short_and_the_model_knows_what_it_had_said
     server.generator.script = None
     page.ask("Stop!")
     page.wait_answered(2)
-    assert server.generator.generations[0].closed.is_set()
+    wait_until(server.generator.generations[0].closed.is_set)
     said = [message["content"] for message in page.questions()[-1]["messages"]]
     assert said == ["Hello", "I could go on", "Stop!"]
     assert page.texts(".note") == ["Stopped."]

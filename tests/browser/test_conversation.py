@@ -9,7 +9,7 @@ import pytest
 
 from omni_server.errors import InvalidRequestError
 from omni_server.types import AboutModel, AudioDelta, TextDelta, Transcribe
-from tests.browser.browser import Browser, WebPage
+from tests.browser.browser import Browser, WebPage, wait_until
 from tests.browser.scripted_server import ScriptedServer
 from tests.unit.api.fake_generator import MODEL, Hang, finished
 
@@ -28,15 +28,13 @@ addEventListener("DOMContentLoaded", () => {
   const shown = document.querySelector("#talk-state");
   const note = () => {
     window.states.push(shown.textContent);
-    if (window.speaksOnce && shown.textContent === "Thinking") {
-      window.tracks.forEach((track) => (track.enabled = false));
-    }
+    if (shown.textContent === "Thinking") window.tracks.forEach((track) => (track.enabled = false));
   };
   new MutationObserver(note).observe(shown, { childList: true });
 });
 """
-"""Notes every state that is shown, and the microphones that were opened; with `speaksOnce` the microphone is
-silent after the first question."""
+"""Notes every state that is shown, and the microphones that were opened. They are silent
+after a question: the user waits for the answer, however long it takes."""
 
 
 @pytest.fixture
@@ -65,6 +63,8 @@ def test_user_talks_interrupts_and_stops_and_sees_what_happens(page: WebPage, se
     assert page.texts("#talk-state") == ["Ready"]
     page.click("#talk-toggle")
     # Nobody touches the page: the answer begins when the user pauses, and ends when the user speaks again.
+    wait_until(lambda: page.num_samples() == len(MINUTE))
+    page.js("window.tracks.forEach(track => (track.enabled = true))")
     page.wait("document.querySelectorAll('.talk-turn.user').length >= 2")
     page.wait("document.querySelectorAll('.talk-turn.assistant').length >= 2")
     wanted = ["Connecting", "Listening", "You are speaking", "Thinking", "Speaking", "You are speaking"]
@@ -89,7 +89,6 @@ def test_user_talks_interrupts_and_stops_and_sees_what_happens(page: WebPage, se
 
 def test_button_interrupts_and_the_server_stops_working(page: WebPage, server: ScriptedServer) -> None:
     server.generator.script = [*LONG_ANSWER[:2], Hang()]
-    page.js("window.speaksOnce = true")  # otherwise the user's next words may interrupt before the click does
     page.click("#talk-toggle")
     wait_for_state(page, "Speaking")
     page.click("#talk-interrupt")
@@ -106,7 +105,7 @@ def test_settings_count_and_leaving_the_tab_turns_the_microphone_off(
     page.settle(instructions="Be brief.", max_tokens="20")
     page.click("#writes-down")
     page.click("#talk-toggle")
-    wait_for_state(page, "Thinking")
+    wait_for_state(page, "Speaking")  # the request has been sent
     (session,) = (event["session"] for event in events(page, "session.update"))
     assert session["instructions"] == "Be brief."
     assert session["max_output_tokens"] == 20

@@ -22,10 +22,10 @@ def asked(server: ScriptedServer) -> tuple[ContentPart, ...]:
 def test_spoken_question_arrives_as_audio(page: WebPage, server: ScriptedServer) -> None:
     page.click("#big-mic")
     page.wait("/0:0[1-9]/.test(document.querySelector('#record-time').textContent)")
-    levels = page.js(
-        "[...document.querySelectorAll('#levels i')].map(bar => bar.style.getPropertyValue('--level'))"
+    # In the last second, which may have been a pause.
+    page.wait(
+        "[...document.querySelectorAll('#levels i')].some(e => e.style.getPropertyValue('--level') > 0.2)"
     )
-    assert max(float(level) for level in levels) > 0.2
     page.click("#record-send")
     page.wait_answered()
     (part,) = asked(server)

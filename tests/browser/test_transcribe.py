@@ -53,7 +53,7 @@ def test_a_model_that_understands_no_speech_is_told_of_before_anything_is_record
 
 def test_recording_is_transcribed(page: WebPage) -> None:
     page.click("#transcribe-record")
-    page.wait("document.querySelector('#transcribe-record').textContent === 'Stop recording, 0:01'")
+    page.wait("/^Stop recording, .*[1-9]$/.test(document.querySelector('#transcribe-record').textContent)")
     page.click("#transcribe-record")
     wait_written(page)
     assert page.texts("#transcript") == [TEXT]
@@ -66,7 +66,7 @@ def test_a_second_click_before_the_microphone_is_there_opens_no_other(page: WebP
         "devices.getUserMedia = (wanted) => window.opened.push(0) && open.call(devices, wanted);"
         "for (let i = 0; i < 2; i++) document.querySelector('#transcribe-record').click() })()"
     )
-    page.wait("document.querySelector('#transcribe-record').textContent === 'Stop recording, 0:01'")
+    page.wait("/^Stop recording, .*[1-9]$/.test(document.querySelector('#transcribe-record').textContent)")
     assert page.js("window.opened.length") == 1
     page.click("#transcribe-record")
     wait_written(page)

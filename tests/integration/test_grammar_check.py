@@ -76,8 +76,9 @@ def grammars(config: VllmConfig) -> Iterator[GrammarCheck]:
 
 def checking() -> list[int]:
     """The processes that check a grammar: all but the one that waits for the next."""
-    (program,) = multiprocessing.active_children()
-    children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+    children: list[str] = []
+    for program in multiprocessing.active_children():  # none before the first check
+        children += Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
     return [int(child) for child in children][:-1]
 
 
@@ -129,13 +130,15 @@ async def test_a_grammar_that_takes_too_long_is_refused_and_its_process_gone(
 async def test_an_innocent_schema_does_not_wait_for_two_that_take_long(
     grammars: GrammarCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_check, "CPU_LIMIT_S", 2)
+    monkeypatch.setattr(grammar_check, "CPU_LIMIT_S", 600)
     long = [asyncio.create_task(grammars.check(long_enum(seed))) for seed in (2, 3)]
     await wait_for_checks(2)
     assert await grammars.check(StructuredOutputsParams(json='{"enum": ["innocent"]}'))
     assert not any(task.done() for task in long)
-    ended = await asyncio.gather(*long, return_exceptions=True)
-    assert [type(error) for error in ended] == [InvalidRequestError] * 2
+    for task in long:
+        task.cancel()
+    await asyncio.wait(long)
+    await wait_for_checks(0)
 
 
 async def test_a_grammar_that_takes_too_much_memory_is_refused(

@@ -137,7 +137,7 @@ def test_a_pipeline_generates_streams_and_refuses(generator: ServerProcess) -> N
         body = SMALL | {"size": "256x256", "num_inference_steps": 200, "stream": True}
         with client.stream("POST", GENERATIONS, json=body) as long:
             next(long.iter_raw())
-        wait_until(lambda: has_released_an_aborted_one(client), 10.0, lambda: generator.log)
+        wait_until(lambda: has_released_an_aborted_one(client), 60.0, lambda: generator.log)
         chat = official.chat.completions.create(
             model=MODEL, messages=TEXT, seed=7, extra_body=STEPS | {"size": SMALL["size"]}
         )

@@ -2,7 +2,10 @@
 client."""
 
 import base64
+import json
+import os
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -213,15 +216,28 @@ def test_streamed_speech_equals_that_in_one_piece(client: httpx2.Client, hello: 
 
 
 @for_each_family
-def test_sound_leaves_while_the_text_is_still_written(client: httpx2.Client) -> None:
-    body = spoken(
-        max_tokens=400, min_tokens=400, ignore_eos=True
-    )  # a busy machine takes a while to begin speaking
-    streamed = stream_of(client, body | {"stage_sampling": {"talker": {"max_tokens": 60}}})
-    deltas = [chunk["choices"][0]["delta"].get("audio", {}) for chunk in streamed.chunks if chunk["choices"]]
-    first_sound = next(index for index, audio in enumerate(deltas) if audio.get("data"))
-    last_text = max(index for index, audio in enumerate(deltas) if audio.get("transcript"))
-    assert first_sound < last_text
+def test_sound_leaves_while_the_text_is_still_written(server: ServerProcess, client: httpx2.Client) -> None:
+    """The thinker pauses until it is heard."""
+    (thinker,) = map(int, re.findall(r"stage 'thinker' runs in process (\d+)", server.log))
+    num_texts, is_heard = 0, False
+    try:
+        with client.stream("POST", URL, json=spoken(**ENDLESS) | STREAM) as response:
+            for line in response.iter_lines():
+                choices = json.loads(line[6:])["choices"] if line.startswith("data: {") else []
+                audio = choices[0]["delta"].get("audio", {}) if choices else {}
+                if audio.get("data"):
+                    is_heard = True
+                    os.kill(thinker, signal.SIGCONT)
+                elif audio.get("transcript"):
+                    num_texts += 1
+                    if is_heard:
+                        break
+                    if num_texts == 100:
+                        os.kill(thinker, signal.SIGSTOP)
+            else:
+                raise AssertionError(f"{num_texts} pieces of text, of which none came after sound")
+    finally:
+        os.kill(thinker, signal.SIGCONT)
 
 
 def test_official_client_reads_speech(official: openai.OpenAI, hello: dict[str, Any]) -> None:

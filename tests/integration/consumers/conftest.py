@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ import pytest
 
 from omni_server.types import AudioDelta
 from tests.browser.scripted_server import ScriptedServer
-from tests.integration.server_process import ROOT, wait_until
+from tests.integration.server_process import ROOT, free_port, wait_until
 from tests.unit.api.fake_generator import MODEL, finished
 from tests.unit.api.speech_client import ReadingGenerator
 
@@ -173,10 +172,3 @@ def outside_environment(**variables: str) -> dict[str, str]:
     hidden = ("PYTHON", "VIRTUAL_ENV", "OPENAI_", "LIVEKIT_", "PYTEST_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     return kept | variables
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -16,12 +16,11 @@ from omni_server.types import SpeechOutput
 from tests.browser.scripted_server import ScriptedServer
 from tests.integration.consumers.conftest import (
     WAV,
-    free_port,
     outside_environment,
     recipe,
     wait_until_it_answers,
 )
-from tests.integration.server_process import MODEL, ROOT, ServerProcess
+from tests.integration.server_process import MODEL, ROOT, ServerProcess, free_port
 from tests.unit.media.containers import FRAGMENTED_MP4, LIVE_WEBM, record
 
 VOICES = {"Chelsie", "Ethan", "alloy"}
