@@ -90,7 +90,7 @@ async def test_mixed_load_with_faults_loses_no_answer_and_leaves_nothing_behind(
         kill_every_s=5,
         num_lengths=3,
         sample_every_s=1,
-        settled_s=1,
+        settled_s=0,
     )
     result = await soak(loaded.server, loaded.wanted, loaded.before, plan)
     tally = result.tally
