@@ -1,7 +1,7 @@
 """Checkpoints, and a server with full disks, which several files share.
 
 What survives a fault does not depend on the family. Most of these tests run with Qwen3-Omni, which has more
-that can fail; the starts and ends of servers, with Qwen2.5-Omni. Qwen3-TTS, whose first stage speaks, runs
+that can fail; most starts and ends of servers, with Qwen2.5-Omni. Qwen3-TTS, whose first stage speaks, runs
 those about its own stages.
 """
 

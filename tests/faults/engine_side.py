@@ -2,8 +2,10 @@
 it loads a model."""
 
 from tests.faults.failing_family import register_failing_models
+from tests.faults.orders import wait_while_starts_are_held
 
 register_failing_models()
+wait_while_starts_are_held()
 
 
 class WorkerExtension:

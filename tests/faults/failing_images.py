@@ -13,7 +13,7 @@ from omni_server.config.pipeline import Pipeline
 from stages.diffusers.family import DiffusersFamily
 from stages.diffusers.pipeline_worker import PipelineWorker
 from tests.faults.failing_models import MESSAGE, do_as_told
-from tests.faults.orders import FOLDER_VARIABLE
+from tests.faults.orders import FOLDER_VARIABLE, wait_while_starts_are_held
 
 PHASES = {
     "Qwen2_5_VLForConditionalGeneration": "encode",
@@ -27,6 +27,7 @@ ERRORS = {error.__name__: error for error in (RuntimeError, ValueError)}
 
 class FailingWorker(PipelineWorker):
     def init_device(self) -> None:
+        wait_while_starts_are_held()
         register_module_forward_pre_hook(_before_forward)
         super().init_device()
 

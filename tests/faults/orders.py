@@ -1,5 +1,9 @@
 """How a test tells a stage to fail: a file of its name in a folder that the environment names."""
 
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.integration.server_process import wait_until
@@ -47,6 +51,26 @@ def tell_to_forget(folder: Path, stage: str) -> Path:
     order = folder / f"{stage}.forget"
     order.touch()
     return order
+
+
+@contextmanager
+def starts_held() -> Iterator[None]:
+    """No engine goes on with its start in the block: a stage that goes down stays down."""
+    _starts_hold().touch()
+    try:
+        yield
+    finally:
+        _starts_hold().unlink()
+
+
+def wait_while_starts_are_held() -> None:
+    """In an engine's process."""
+    while _starts_hold().exists():
+        time.sleep(0.01)
+
+
+def _starts_hold() -> Path:
+    return Path(os.environ[FOLDER_VARIABLE]) / "starts.hold"
 
 
 def withdraw(folder: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,10 @@ class SupervisedServer(ServerProcess):
     def baseline(self, client: httpx2.Client) -> dict[str, float]:
         """What must be the same whenever the server is idle, whatever happened before."""
         process = Path(f"/proc/{self.process.pid}")
-        threads = [(task / "comm").read_text() for task in (process / "task").iterdir()]
+        threads = list[str]()
+        for task in (process / "task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                threads.append((task / "comm").read_text())
         return levels(client) | {
             "file descriptors": len(list((process / "fd").iterdir())),
             "threads of sockets": sum(name.startswith("ZMQ") for name in threads),

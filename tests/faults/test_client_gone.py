@@ -7,7 +7,6 @@ stopped, as far as it is the server's; the engines' part when they go on.
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -238,21 +237,14 @@ def with_half_an_upload(scene: Scene) -> None:
 
 
 def while_a_video_is_decoded(scene: Scene) -> None:
-    """In a process of its own, which ends with the request."""
+    """In a process of its own, which is there before the request and ends with it."""
+    (program,) = (pid for pid in children_of(scene.server.process.pid) if "read_video" in command_line(pid))
+    (waiting,) = children_of(program)
+    os.kill(waiting, signal.SIGSTOP)
     with scene.caller() as one:
         one.post(URL, spoken([VIDEO_PART], **ENDLESS))
-        deadline = time.monotonic() + 30
-        while not (decoders := decoders_of(scene.server.process.pid)):
-            assert time.monotonic() < deadline
-        for pid in decoders:
-            os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: not decoders_of(scene.server.process.pid), RELEASE_TIMEOUT_S)
-
-
-def decoders_of(pid: int) -> set[int]:
-    """Those with a file: the last one of each program waits for the next."""
-    programs = [child for child in children_of(pid) if "limited_program" in command_line(child)]
-    return {decoder for program in programs for decoder in children_of(program)[:-1]}
+        wait_until(lambda: children_of(program)[1:] != [], 30)  # one for the next file
+    wait_until(lambda: waiting not in children_of(program), RELEASE_TIMEOUT_S)
 
 
 def children_of(pid: int) -> list[int]:

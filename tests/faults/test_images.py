@@ -23,6 +23,7 @@ from tests.faults.callers import Caller, Leave, caller
 from tests.faults.orders import (
     let_go,
     num_counted,
+    starts_held,
     tell_to_count,
     tell_to_fail,
     tell_to_hold,
@@ -30,7 +31,7 @@ from tests.faults.orders import (
     wait_until_held,
     withdraw,
 )
-from tests.faults.supervised_server import HANG_TIMEOUT_S, SupervisedServer, samples
+from tests.faults.supervised_server import SupervisedServer, samples
 from tests.integration.server_process import ROOT, wait_until
 from tests.load.census import Census, census, leaks
 from tests.unit.api.clients import error_of
@@ -42,6 +43,8 @@ ASKED: dict[str, Any] = {"prompt": "a red cube", "size": "64x64", "num_inference
 LONG = ASKED | {"num_inference_steps": 200}
 LARGE = {"size": "256x256"}
 STREAMED = LONG | {"stream": True, "partial_images": 3}
+HANG_TIMEOUT_S = 15.0
+"""Longer than the engine is held in a step while others ask."""
 IN_A_STEP = 2
 """Requests that the engine takes at the same time."""
 MAX_QUEUE = 12
@@ -70,9 +73,10 @@ class Served:
 
     @contextmanager
     def one_restart(self) -> Iterator[None]:
-        """The block makes the engine go down. Afterwards everything is as it was."""
+        """The block makes the engine go down, and it stays down there. Afterwards everything is as it was."""
         pid, restarts = self.server.pid_of("image"), self._restarts()
-        yield
+        with starts_held():
+            yield
         self.server.wait_until_up(self.client)
         assert self.server.pid_of("image") != pid
         assert self._restarts() == restarts + 1
@@ -194,9 +198,15 @@ def test_a_request_whose_step_raises_fails_alone(
     served: Served, phase: str, raised: type[Exception], status: int, code: str, message: str
 ) -> None:
     pid = served.server.pid_of("image")
-    with begun(served, LONG | LARGE | {"num_inference_steps": 100}) as other:
+    tell_to_hold(served.orders, "denoise")
+    with ThreadPoolExecutor(2) as threads:
+        other = threads.submit(served.post, LONG | LARGE | {"num_inference_steps": 100})
+        wait_until_held(served.orders, "denoise")
         tell_to_refuse(served.orders, phase, raised)
-        error = error_of(served.post(ASKED | {"num_inference_steps": 2}), status)
+        refused = threads.submit(served.post, ASKED | {"num_inference_steps": 2})
+        served.wait_for_requests(2)
+        let_go(served.orders, "denoise")
+        error = error_of(refused.result(), status)
         assert (error["code"], error["message"]) == (code, message)
         assert other.result().status_code == 200
     assert served.server.pid_of("image") == pid
@@ -264,11 +274,15 @@ def while_its_image_is_decoded(scene: Scene) -> None:
 
 
 def after_a_preview(scene: Scene) -> None:
+    orders = scene.served.orders
+    tell_to_hold(orders, "decode")
     with scene.caller() as one:
         one.post(URL, STREAMED)
+        wait_until_held(orders, "decode")
+        tell_to_hold(orders, "denoise")
+        let_go(orders, "decode")
         one.until(b"partial_image")
-        tell_to_hold(scene.served.orders, "denoise")
-        wait_until_held(scene.served.orders, "denoise")
+        wait_until_held(orders, "denoise")
     scene.let_go("denoise")
 
 

@@ -19,7 +19,15 @@ import numpy as np
 import openai
 import pytest
 
-from tests.faults.orders import let_go, tell_to_fail, tell_to_forget, tell_to_hold, wait_until_held, withdraw
+from tests.faults.orders import (
+    let_go,
+    starts_held,
+    tell_to_fail,
+    tell_to_forget,
+    tell_to_hold,
+    wait_until_held,
+    withdraw,
+)
 from tests.faults.supervised_server import (
     ANSWER_TIMEOUT_S,
     HANG_TIMEOUT_S,
@@ -117,8 +125,6 @@ def end_while_a_stage_restarts(server: SupervisedServer) -> None:
     """SIGTERM must end it as cleanly as if nothing had happened."""
     files = server.shared_files().keys()
     server.signal("talker", signal.SIGKILL)
-    with server.client() as client:
-        server.wait_until_down(client, "talker")
     # The next one has made a semaphore, which it will not be able to remove.
     wait_until(
         lambda: any(name.startswith("sem.mp-") for name in server.shared_files().keys() - files),
@@ -180,10 +186,12 @@ def one_restart_of(
     before: Before,
     family: OmniFamily = QWEN3_OMNI,
 ) -> Iterator[None]:
-    """The block makes the stage go down. Behind it everything is as it was, but for the stage's process."""
+    """The block makes the stage go down, and it stays down there. Behind it everything is as it was, but for the
+    stage's process."""
     pids = {name: server.pid_of(name) for name in family.stages}
     restarts = samples(client)
-    yield
+    with starts_held():
+        yield
     server.wait_until_up(client)
     assert spoken_answer(client, family) == before.speech
     if before.text is not None:
@@ -199,7 +207,7 @@ def one_restart_of(
 def check_while_down(
     stage: str, client: httpx2.Client, before: Before, family: OmniFamily = QWEN3_OMNI
 ) -> None:
-    """The stage is down and will be for seconds."""
+    """The stage stays down."""
     ready = client.get("/ready")
     assert error_of(ready, 503)["code"] == f"{stage}_down"
     assert stage in error_of(ready, 503)["message"]

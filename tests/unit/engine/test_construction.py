@@ -40,11 +40,15 @@ class Client:
         self.is_shut_down = threading.Event()
         Client.made.append(self)
         address, listener = client_addresses["input_address"], client_addresses["input_listener"]
+        self.wait(Path(address.removeprefix("ipc://")).parent)
         with (
             zmq.Context() as context,
             make_zmq_socket(context, address, zmq.ROUTER, listener=listener) as socket,
         ):
             assert socket.poll(TIMEOUT_S * 1000)
+
+    def wait(self, folder: Path) -> None:
+        """Before it looks at its socket, which is in `folder`."""
 
     def shutdown(self) -> None:
         self.is_shut_down.set()
@@ -54,15 +58,16 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.processes: list[BaseProcess] = []
-        self.has_started = threading.Event()
-        self.start_s = 0.0
+        self.is_starting, self.may_start, self.has_started = (threading.Event() for _ in range(3))
+        self.may_start.set()
         self.lines: list[str] = []
 
     def runs(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         """`engine` is what runs in place of vLLM's engine core."""
 
         def start_process(run: object, environment: dict[str, str], arguments: dict[str, Any]) -> BaseProcess:
-            time.sleep(self.start_s)
+            self.is_starting.set()
+            assert self.may_start.wait(TIMEOUT_S)
             address = arguments["handshake_address"]
             process = multiprocessing.get_context("spawn").Process(target=engine, args=(address,))
             process.start()
@@ -138,13 +143,14 @@ async def test_being_cancelled_again_and_again_leaves_no_process_and_no_client(
 
 
 async def test_a_process_that_comes_after_its_engine_was_given_up_is_ended(world: World) -> None:
-    world.start_s = 0.5
+    world.may_start.clear()
     task = asyncio.create_task(world.build())
-    await asyncio.sleep(0.1)
+    await until(world.is_starting.is_set)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not world.processes
+    world.may_start.set()
     await until(world.has_started.is_set)
     await until(lambda: world.num_alive() == 0)
 
@@ -170,9 +176,8 @@ async def test_semaphores_of_an_engine_that_is_given_up_are_removed(
 class SlowClient(Client):
     """Does not look at its socket before the engine has died."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def wait(self, folder: Path) -> None:
         time.sleep(2.0)
-        super().__init__(*arguments, **options)
 
 
 async def test_an_engine_that_dies_as_soon_as_it_is_ready_is_noticed_at_once(
@@ -198,12 +203,10 @@ async def test_a_time_limit_of_vllm_is_not_taken_for_ours(world: World) -> None:
 class LateClient(Client):
     """Opens its sockets when the folder for them has been removed."""
 
-    def __init__(self, *arguments: Any, client_addresses: dict[str, Any], **options: Any) -> None:
-        folder = Path(client_addresses["input_address"].removeprefix("ipc://")).parent
+    def wait(self, folder: Path) -> None:
         deadline = time.monotonic() + TIMEOUT_S
         while folder.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        super().__init__(*arguments, client_addresses=client_addresses, **options)
 
 
 async def test_a_client_whose_engine_was_given_up_opens_its_sockets_and_is_shut_down(
@@ -214,7 +217,10 @@ async def test_a_client_whose_engine_was_given_up_opens_its_sockets_and_is_shut_
     world.runs(fake_engine.never_become_ready, monkeypatch)
     world.folder = world.folder / "of this engine"
     world.folder.mkdir()
-    with pytest.raises(ConfigError, match="was not ready after 1 s"):
-        await world.build(client_class=LateClient, timeout_s=1.0)
+    building = asyncio.create_task(world.build(client_class=LateClient))
+    await until(lambda: bool(Client.made))
+    building.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await building
     shutil.rmtree(world.folder)
-    await until(lambda: bool(Client.made) and Client.made[0].is_shut_down.is_set())
+    await until(Client.made[0].is_shut_down.is_set)

@@ -171,8 +171,6 @@ def test_restarts_are_forgotten_after_the_window() -> None:
 
 # -- deaths and hangs are noticed, and nothing else is taken for one
 
-HANG_S = 0.3
-
 
 class FakeStage:
     """Stands for a handle."""
@@ -205,7 +203,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def watched(
-    stage: FakeStage, hang_timeout_s: float | None = HANG_S, clock: Callable[[], float] = time.monotonic
+    stage: FakeStage, hang_timeout_s: float | None = 30.0, clock: Callable[[], float] = time.monotonic
 ) -> asyncio.Task[str]:
     return asyncio.create_task(until_down(cast(EngineHandle, stage), hang_timeout_s, clock))
 
@@ -220,7 +218,7 @@ async def calls(stage: FakeStage, number: int) -> None:
 async def test_an_engine_that_is_slow_to_answer_does_not() -> None:
     stage = FakeStage()
     stage.answers.clear()
-    watch = watched(stage, 30.0)
+    watch = watched(stage)
     await calls(stage, 1)
     await asyncio.sleep(0.1)
     stage.answers.set()

@@ -103,7 +103,7 @@ async def test_rendering_does_not_block_the_event_loop(
     render, go_on = ImageModel.image_prompt, threading.Event()
 
     def slow(self: ImageModel, *args: Any, **kwargs: Any) -> DiffusionPrompt:
-        assert go_on.wait(2)
+        assert go_on.wait(60)
         return render(self, *args, **kwargs)
 
     monkeypatch.setattr(ImageModel, "image_prompt", slow)
