@@ -8,19 +8,6 @@ from pydantic import BeforeValidator, Field, model_validator
 from omni_server.config.frozen_model import FrozenModel
 
 
-class PacingConfig(FrozenModel):
-    """When windows are sent to the decoder and when audio is sent to the client. Seconds are seconds of
-    audio."""
-
-    max_work_ahead_s: Annotated[float, Field(ge=0)] | None = 4.0
-    """Seconds of audio that a stream may be ahead of its playback. Beyond that, it waits while the decoder
-    has other windows; `null`: no limit."""
-    max_start_delay_s: Annotated[float, Field(ge=0, le=10)] = 10.0
-    """Longest time that the first audio of a stream is held in the playout buffer until the buffer covers the
-    expected turnaround of the later windows, and what is missing if speech is generated more slowly than it
-    is played; 0: first audio is never held."""
-
-
 def _as_ramp(value: object) -> object:
     """A single number becomes a ramp of one."""
     if value in ([], ()):
@@ -42,8 +29,8 @@ class BusyChunks(FrozenModel):
     """
 
     min_streams: Annotated[int, Field(ge=2)]
-    """Smallest number of active streams for these windows. Requests that have not begun to speak count,
-    streams that wait because they are `max_work_ahead_s` ahead do not."""
+    """Smallest number of active streams for these windows. Requests that have not begun to speak
+    count."""
     new_blocks: Ramp
     """As in `chunks`."""
 
@@ -78,8 +65,10 @@ class ChunkPlan(FrozenModel):
     last entry that applies is used. A single entry needs no list. No effect in mode `whole`."""
     future_blocks: Annotated[int, Field(ge=0)] = 1
     """Blocks after the new ones that a window waits for and uses as context."""
-    pacing: PacingConfig = PacingConfig()
-    """When windows are sent to the decoder, and when audio is sent to the client."""
+    max_start_delay_s: Annotated[float, Field(ge=0, le=10)] = 10.0
+    """Longest time in seconds that the first audio of a stream is held in the playout buffer until the buffer
+    covers the expected turnaround of the later windows, and what is missing if speech is generated more
+    slowly than it is played; 0: first audio is never held."""
 
     @model_validator(mode="after")
     def _check(self) -> "ChunkPlan":

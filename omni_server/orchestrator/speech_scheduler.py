@@ -1,13 +1,12 @@
 """The scheduler of all speech streams of a decoder: it decides when windows are computed and when playback
 begins.
 
-It has three rules:
+It has two rules:
 
 1. Earliest playout deadline first. The deadline of a window is the moment at which it will be played. The
    first window of a stream is due `FIRST_WINDOW_DUE_S` after it was sent, because a stream that has not begun
    cannot stall. Under overload, callers take turns (`WindowFairness`).
-2. Credits. A stream that is `max_work_ahead_s` ahead of its playback yields the decoder to other streams.
-3. Playback begins when the buffer covers the expected turnaround, that is, when every later window is
+2. Playback begins when the buffer covers the expected turnaround, that is, when every later window is
    expected back before it is played. If audio is produced more slowly than it is played, playback waits for
    as much as is missing, up to `max_start_delay_s`.
 
@@ -35,10 +34,6 @@ from omni_server.orchestrator.speech_estimates import (
 FIRST_WINDOW_DUE_S = 1.0
 """Seconds after which the first window of a stream takes precedence over windows of streams that are playing
 and are due now."""
-
-MIN_OUTSTANDING_WINDOWS = 2
-"""Windows that keep the decoder busy: one being computed, one waiting. With fewer windows in the decoder,
-credits do not apply."""
 
 NUM_RECENT_STREAMS = 16
 """A stream whose end is unknown is assumed to be as long as the longest of this many recent streams."""
@@ -84,57 +79,6 @@ class WindowRamp:
     def _first_block(self, number: int) -> int:
         ramp = self.new_blocks
         return sum(ramp[:number]) + max(0, number - len(ramp)) * ramp[-1]
-
-
-class LeadLimiter:
-    """Keeps windows of streams that are far ahead of their playback out of the decoder while it has
-    others."""
-
-    def __init__(self, max_lead_s: float | None, clock: Callable[[], float]) -> None:
-        """`max_lead_s`: seconds of audio; None: no limit."""
-        self._max_lead_s = max_lead_s
-        self._clock = clock
-        self._waiting: dict[asyncio.Future[None], float] = {}  # deadlines, in the order of arrival
-        self.num_inside = 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Windows that wait, at most one per stream."""
-        return len(self._waiting)
-
-    async def enter(self, due: float) -> None:
-        """Waits until a window with the deadline `due` may be sent. The caller must call `leave` afterwards,
-        unless this call was cancelled. The earliest deadline enters first."""
-        ahead_s = 0.0 if self._max_lead_s is None else due - self._clock() - self._max_lead_s
-        if ahead_s <= 0 or self.num_inside < MIN_OUTSTANDING_WINDOWS:
-            self.num_inside += 1
-            return
-        loop = asyncio.get_running_loop()
-        entered: asyncio.Future[None] = loop.create_future()
-        self._waiting[entered] = due
-        timer = loop.call_later(ahead_s, self._admit, entered)
-        try:
-            await entered
-        except asyncio.CancelledError:
-            if not entered.cancelled():  # admitted, but the window will not be sent
-                self.leave()
-            raise
-        finally:
-            timer.cancel()
-            self._waiting.pop(entered, None)
-
-    def leave(self) -> None:
-        """A window that entered has been computed, or has failed."""
-        self.num_inside -= 1
-        while self._waiting and self.num_inside < MIN_OUTSTANDING_WINDOWS:
-            self._admit(min(self._waiting, key=self._waiting.__getitem__))
-
-    def _admit(self, entered: asyncio.Future[None]) -> None:
-        self._waiting.pop(entered, None)
-        # The timer may fire after `leave` admitted the window, and both after the task was cancelled.
-        if not entered.done():
-            self.num_inside += 1
-            entered.set_result(None)
 
 
 class PlayoutClock:
@@ -188,18 +132,14 @@ class PlayoutClock:
         self._is_complete = True
         self._scheduler.recent_frames.append(self._num_frames)
 
-    def due(self, start_s: float) -> float:
-        """The deadline of a window whose audio begins there. If playback has not begun, it is assumed to begin
-        now; if it has paused, to go on now."""
+    def window_sent(self, start_s: float) -> float:
+        """The next window is sent to the decoder; its audio begins at `start_s`. Returns its deadline, which is
+        never before that of a first window that is still in the decoder. If playback has not begun, it is
+        assumed to begin now; if it has paused, to go on now."""
         now = self._scheduler.clock()
         if self._may_pause and self.started_at is not None:
             self.started_at = max(self.started_at, now - start_s)
-        return (now if self.started_at is None else self.started_at) + start_s
-
-    def window_sent(self, start_s: float) -> float:
-        """The next window is sent to the decoder; its audio begins at `start_s`. Returns its deadline, which is
-        never before that of a first window that is still in the decoder."""
-        due = self.due(start_s)
+        due = (now if self.started_at is None else self.started_at) + start_s
         not_before = -math.inf
         if self._num_back == 0 and self.started_at is None:
             if self._sent:
@@ -207,7 +147,6 @@ class PlayoutClock:
                 due = max(due, not_before)
             else:
                 due += FIRST_WINDOW_DUE_S
-        now = self._scheduler.clock()
         due = self._scheduler.fairness.enter(self._caller, due, now, not_before=not_before)
         self._sent.append((now, due))
         return due
@@ -354,9 +293,8 @@ class SpeechScheduler:
         self.clock = clock
         self._pending = pending
         self.max_outstanding_windows = plan.max_outstanding_windows
-        self.max_start_delay_s = plan.pacing.max_start_delay_s
+        self.max_start_delay_s = plan.max_start_delay_s
         self.frames_per_block = layout.frames_per_block
-        self.limiter = LeadLimiter(plan.pacing.max_work_ahead_s, clock)
         self.fairness = WindowFairness()
         self.turnaround = TurnaroundEstimator()
         self.rates = CodecRateEstimator()
@@ -388,9 +326,8 @@ class SpeechScheduler:
 
     @property
     def num_streams(self) -> int:
-        """Active streams and those that are coming, without those that wait because they are far ahead of
-        playback."""
-        return self._num_open + self._pending.num_per_decoder - self.limiter.num_waiting
+        """Active streams and those that are coming."""
+        return self._num_open + self._pending.num_per_decoder
 
     def ramp(self) -> WindowRamp | None:
         """Returns the ramp for a stream whose first window is cut now; None if streams are computed as a

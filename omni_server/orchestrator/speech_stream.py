@@ -127,19 +127,14 @@ class SpeechStream:
         while (window := await self._unsent.get()) is not None:
             await self._outstanding.acquire()
             start_s = window.first_sample / self.layout.sample_rate_hz
-            await self.scheduler.limiter.enter(self._playout.due(start_s))
             priority = self.scheduler.priority(self._playout.window_sent(start_s))
             self.timeline.mark_window_sent(self.decoder.stage)
             task = group.create_task(self._compute(f"{self.request_id}-{number}", window, priority))
             # Not in the task's own `finally`: a task cancelled before its first step never reaches it.
-            task.add_done_callback(self._has_left)
+            task.add_done_callback(lambda _: self._outstanding.release())
             self._sent.put_nowait((window, task))
             number += 1
         self._sent.put_nowait(None)
-
-    def _has_left(self, _: asyncio.Task[Samples]) -> None:
-        self.scheduler.limiter.leave()
-        self._outstanding.release()
 
     async def _compute(self, window_id: str, window: DecoderWindow, priority: int) -> Samples:
         samples = await self.decoder.run(

@@ -9,7 +9,7 @@ import re
 
 from pydantic import BaseModel, JsonValue
 
-from omni_server.config.chunk_plan import BusyChunks, ChunkPlan, PacingConfig
+from omni_server.config.chunk_plan import BusyChunks, ChunkPlan
 from omni_server.config.frozen_model import FrozenModel
 from omni_server.config.pipeline import Pipeline
 from omni_server.config.stage_config import Edge, QueueConfig, StageConfig, SupervisionConfig
@@ -28,7 +28,7 @@ MODELS: dict[str, type[BaseModel]] = {
     model.__name__: model
     for model in (
         StageConfig, CommonStage, ArStage, SamplingDefaults, PredictorSampling, DiffusionStage, Edge, QueueConfig,
-        ChunkPlan, BusyChunks, PacingConfig, SupervisionConfig,
+        ChunkPlan, BusyChunks, SupervisionConfig,
     )
 }  # fmt: skip
 """Every kind of mapping in the stage config of any family, by name."""

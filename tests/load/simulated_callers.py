@@ -342,7 +342,7 @@ class Server:
         gpu = SharedGpu(device)
         self._device, self._sharing, self._rng = device, sharing, rng
         self.code2wav = Code2Wav(gpu, device, sharing, max_codes, rng)
-        self.simulation = Simulation(self.code2wav, plan.pacing, plan)
+        self.simulation = Simulation(self.code2wav, plan)
         self.thinker = LanguageModel("thinker", gpu, self.code2wav, sharing)
         self.talker = LanguageModel("talker", gpu, self.code2wav, sharing)
         self._prompts: list[Request] = []

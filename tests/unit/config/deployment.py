@@ -43,7 +43,7 @@ _DEPLOYMENT: dict[str, Any] = {
             "from": "talker",
             "to": "code2wav",
             "queue": {"transport": "inline"},
-            "chunks": {"past_blocks": 2, "pacing": {"max_work_ahead_s": 4.0}},
+            "chunks": {"past_blocks": 2, "max_start_delay_s": 4.0},
         },
     ],
 }

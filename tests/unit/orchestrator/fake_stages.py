@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from vllm import SamplingParams
 
-from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import TokenFrames
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
@@ -349,7 +349,7 @@ class Stages:
         return read
 
     def decoding(self, frames: TokenFrames) -> SpeechDecoding:
-        pending, plan = PendingStreams(), ChunkPlan(pacing=PacingConfig(max_start_delay_s=0))
+        pending, plan = PendingStreams(), ChunkPlan(max_start_delay_s=0)
         scheduler = SpeechScheduler(plan, CodecLayout(CODES_PER_WINDOW, SAMPLES_PER_CODE), pending)
         return SpeechDecoding(
             decoder=Stage("code2wav", [cast(DiffusionHandle, self.code2wav)]),

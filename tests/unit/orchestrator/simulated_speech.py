@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.engine.diffusion_handle import DiffusionHandle
 from omni_server.engine.engine_handle import EngineLife
 from omni_server.orchestrator.request_timeline import RequestTimeline
@@ -168,12 +168,9 @@ class Utterance:
 class Simulation:
     """A server's speech: one device, one scheduler, any number of streams."""
 
-    def __init__(
-        self, code2wav: SimulatedCode2Wav, pacing: PacingConfig | None = None, plan: ChunkPlan | None = None
-    ) -> None:
+    def __init__(self, code2wav: SimulatedCode2Wav, plan: ChunkPlan | None = None) -> None:
         self.code2wav = code2wav
-        given = {} if plan is None else plan.model_dump()
-        self._plan = Code2WavChunks.model_validate(given | {"pacing": pacing or PacingConfig()})
+        self._plan = Code2WavChunks.model_validate({} if plan is None else plan.model_dump())
         self.scheduler = SpeechScheduler(self._plan, LAYOUT, PendingStreams(), clock=clock)
 
     def utterance(self, name: str, caller: str = "") -> Utterance:

@@ -2,16 +2,14 @@
 test_speech_stream.py."""
 
 import asyncio
-import gc
 from contextlib import ExitStack
 from itertools import count
 
 import pytest
 
-from omni_server.config.chunk_plan import BusyChunks, ChunkPlan, PacingConfig
+from omni_server.config.chunk_plan import BusyChunks, ChunkPlan
 from omni_server.orchestrator.speech_scheduler import (
     MIN_RECHECK_S,
-    LeadLimiter,
     PendingStreams,
     PlayoutClock,
     SpeechScheduler,
@@ -67,7 +65,7 @@ NUM_CODES = 12 * BLOCK
 
 async def cut_among(num_streams: int, plan: ChunkPlan = PLAN) -> list[int]:
     """New blocks of each window of one stream, with so many active."""
-    simulation = Simulation(SimulatedCode2Wav(), plan=plan)
+    simulation = Simulation(SimulatedCode2Wav(), plan)
     with ExitStack() as stack:
         for number in range(num_streams - 1):
             other = simulation.utterance(f"other{number}")
@@ -95,25 +93,6 @@ def test_without_windows_for_busy_times_all_are_cut_alike() -> None:
     assert run(lambda: cut_among(3, plan)) == run(lambda: cut_among(1, plan)) == [1, 2, 2, 2, 2, 2, 1]
 
 
-@in_virtual_time
-async def test_who_has_no_credit_and_waits_does_not_count_among_many() -> None:
-    plan = PLAN.model_copy(update={"pacing": PacingConfig(max_work_ahead_s=1.0)})
-    simulation = Simulation(SimulatedCode2Wav(step_s=0.1), plan.pacing, plan)
-    names = [f"long{number}" for number in range(4)]
-    tasks = [asyncio.create_task(simulation.speak(name, 100 * NUM_CODES)) for name in names]
-    await asyncio.sleep(0.05)
-    assert simulation.scheduler.num_streams == 4
-    await asyncio.sleep(20.0)
-    assert simulation.scheduler.num_streams == 2  # who fill up code2wav's next steps
-    simulation.code2wav.calls.clear()
-    await simulation.speak("new", 24, code_s=0.001)
-    told = [call.num_streams for call in simulation.code2wav.calls if call.window_id.startswith("new-")]
-    assert told
-    assert set(told) <= {2, 3}
-    for task in tasks:
-        task.cancel()
-
-
 def test_streams_without_a_frame_count_in_equal_parts_for_each_decoder() -> None:
     pending = PendingStreams(num_decoders=2)
     first, second = (SpeechScheduler(PLAYED, LAYOUT, pending, clock=float) for _ in range(2))
@@ -128,7 +107,7 @@ def test_streams_without_a_frame_count_in_equal_parts_for_each_decoder() -> None
 
 @in_virtual_time
 async def test_a_stream_that_has_been_cut_keeps_its_ramp_when_others_come() -> None:
-    simulation = Simulation(SimulatedCode2Wav(), plan=PLAN)
+    simulation = Simulation(SimulatedCode2Wav(), PLAN)
     first = simulation.utterance("first")
     tasks = [asyncio.create_task(first.output.run())]
     first.output.push([(code,) for code in range(24)])
@@ -186,10 +165,8 @@ class Listener:
 
 
 def new_scheduler(max_start_delay_s: float = 2.0) -> SpeechScheduler:
-    pacing = PacingConfig(max_start_delay_s=max_start_delay_s)
-    return SpeechScheduler(
-        PLAYED.model_copy(update={"pacing": pacing}), LAYOUT, PendingStreams(), clock=clock
-    )
+    plan = PLAYED.model_copy(update={"max_start_delay_s": max_start_delay_s})
+    return SpeechScheduler(plan, LAYOUT, PendingStreams(), clock=clock)
 
 
 @in_virtual_time
@@ -342,7 +319,7 @@ async def test_a_stream_slower_than_real_time_waits_for_ten_seconds_at_most() ->
 async def test_playback_has_no_gap_where_load_comes_from_one_stream_to_the_next() -> None:
     """As on a CPU: speech takes 0.45 of its length to make, and with other work on all cores 1.2 of it."""
     code2wav = SimulatedCode2Wav(step_s=0.02, code_s=0.0015)
-    simulation = Simulation(code2wav, PacingConfig(max_start_delay_s=10))
+    simulation = Simulation(code2wav)
     for number in range(3):
         idle = await simulation.speak(f"idle{number}", 300, code_s=0.009)
         assert idle.first_audio_s < 0.3
@@ -350,97 +327,3 @@ async def test_playback_has_no_gap_where_load_comes_from_one_stream_to_the_next(
     for number in range(3):
         loaded = await simulation.speak(f"loaded{number}", 300, code_s=0.024)
         assert loaded.stall_s <= 1e-6
-
-
-# -- credits
-
-
-class Windows:
-    """Windows that ask for entry; `inside` names them in the order in which they got in."""
-
-    def __init__(self, max_lead_s: float | None) -> None:
-        self.limiter = LeadLimiter(max_lead_s, clock)
-        self.inside: list[str] = []
-        self.tasks: dict[str, asyncio.Task[None]] = {}
-
-    async def ask(self, name: str, due: float) -> None:
-        async def enter() -> None:
-            await self.limiter.enter(due)
-            self.inside.append(name)
-
-        self.tasks[name] = asyncio.create_task(enter())
-        await settle()
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-@in_virtual_time
-async def test_streams_beyond_the_cap_fill_gaps_in_the_order_of_their_deadlines() -> None:
-    windows = Windows(1.0)
-    await windows.ask("urgent", due=0.0)
-    await windows.ask("soon", due=0.5)
-    for due in (9.0, 7.0, 8.0):
-        await windows.ask(f"at {due:g}", due)
-    assert windows.inside == ["urgent", "soon"]
-    for _ in range(3):
-        windows.limiter.leave()
-        await settle()
-    assert windows.inside == ["urgent", "soon", "at 7", "at 8", "at 9"]
-    assert windows.limiter.num_inside == 2
-
-
-def num_futures() -> int:
-    gc.collect()
-    return sum(type(item) is asyncio.Future for item in gc.get_objects())
-
-
-@in_virtual_time
-async def test_windows_that_time_admits_are_not_kept() -> None:
-    windows = Windows(1.0)
-    for name in ("a", "b"):
-        await windows.ask(name, due=0.0)
-    num_before = num_futures()
-    for number in range(100):
-        await windows.ask(f"w{number}", due=5.0)
-    await asyncio.sleep(5.0)
-    assert windows.limiter.num_inside == 102
-    windows.tasks.clear()
-    assert num_futures() < num_before + 10
-
-
-@in_virtual_time
-async def test_a_cancelled_window_leaves_no_trace() -> None:
-    windows = Windows(1.0)
-    for name in ("a", "b"):
-        await windows.ask(name, due=0.0)
-    await windows.ask("cancelled while waiting", due=50.0)
-    windows.tasks["cancelled while waiting"].cancel()
-    windows.limiter.leave()  # before the cancelled task has noticed
-    await settle()
-    assert windows.limiter.num_inside == 1
-
-    await windows.ask("c", due=0.0)
-    await windows.ask("cancelled when admitted", due=50.0)
-    windows.limiter.leave()
-    windows.tasks["cancelled when admitted"].cancel()
-    await settle()
-    assert windows.inside == ["a", "b", "c"]
-    assert windows.limiter.num_inside == 1
-
-    await asyncio.sleep(100.0)  # no timer is left to admit them
-    assert windows.limiter.num_inside == 1
-
-
-@in_virtual_time
-async def test_a_window_that_is_due_and_admitted_in_the_same_moment_counts_once() -> None:
-    windows = Windows(1.0)
-    for name in ("a", "b"):
-        await windows.ask(name, due=0.0)
-    await windows.ask("ahead", due=5.0)
-    asyncio.get_running_loop().call_later(4.0, windows.limiter.leave)
-    await asyncio.sleep(10.0)
-    assert windows.inside == ["a", "b", "ahead"]
-    assert windows.limiter.num_inside == 2

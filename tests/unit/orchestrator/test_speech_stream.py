@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from omni_server.config.chunk_plan import ChunkPlan, PacingConfig
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.errors import StageError
 from omni_server.orchestrator.speech_scheduler import FIRST_WINDOW_DUE_S
 from tests.unit.orchestrator.simulated_speech import (
@@ -21,7 +21,7 @@ from tests.unit.orchestrator.virtual_time import clock, in_virtual_time, run
 FIRST_DUE = round(1000 * FIRST_WINDOW_DUE_S)
 SECOND = 50
 """Codec tokens of one second."""
-NO_DELAY = PacingConfig(max_start_delay_s=0)
+NO_DELAY = ChunkPlan(max_start_delay_s=0)
 
 
 @in_virtual_time
@@ -44,7 +44,7 @@ async def test_results_that_come_out_of_order_are_put_in_order() -> None:
             return await super().run(request_id, *args, **kwargs)
 
     code2wav = Backwards()
-    utterance = await Simulation(code2wav, plan=ChunkPlan(carry=False)).speak("u", 300)
+    utterance = await Simulation(code2wav, ChunkPlan(carry=False)).speak("u", 300)
     assert code2wav.computed[0] == "u-1"
     assert is_whole(utterance, 300)
 
@@ -117,26 +117,11 @@ async def test_windows_that_come_in_time_keep_their_deadlines_whoever_sends_them
 
 
 @in_virtual_time
-async def test_the_first_window_of_a_new_stream_is_sent_at_once_however_far_others_may_not_be_ahead() -> None:
-    code2wav = SimulatedCode2Wav(step_s=0.2, max_codes=132)
-    simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=0.0, max_start_delay_s=0))
-    early = [asyncio.create_task(simulation.speak(f"early{n}", 1000)) for n in range(4)]
-    await asyncio.sleep(2.9)  # in the middle of a step
-    assert simulation.scheduler.limiter.num_waiting > 0
-    sent_at = clock()
-    await simulation.speak("new", 48)
-    [first] = [call for call in code2wav.calls if call.window_id == "new-0"]
-    assert first.at == pytest.approx(sent_at)
-    for task in early:
-        task.cancel()
-
-
-@in_virtual_time
 async def test_two_windows_of_a_stream_are_out_where_none_needs_the_state_of_another() -> None:
     for carry, limit in ((True, 1), (False, 2)):
         code2wav = SimulatedCode2Wav(step_s=0.1)
         plan = ChunkPlan(carry=carry)
-        await Simulation(code2wav, PacingConfig(max_work_ahead_s=None), plan).speak("u", 600)
+        await Simulation(code2wav, plan).speak("u", 600)
         assert code2wav.most_running == {"u": limit}
 
 
@@ -168,42 +153,26 @@ async def test_a_stream_alone_is_computed_as_fast_as_the_device_can() -> None:
     assert utterance.pieces[-1][0] <= 0.01 * len(code2wav.calls) + 1e-6
 
 
-def test_streams_far_ahead_leave_room_for_a_new_one() -> None:
-    """Eight long utterances whose codes are all there; the device needs 1 ms for a code."""
-
-    async def first_audio_s(cap: float | None) -> float:
-        simulation = Simulation(SimulatedCode2Wav(code_s=0.0002), PacingConfig(max_work_ahead_s=cap))
-        early = [asyncio.create_task(simulation.speak(f"early{n}", 60 * SECOND)) for n in range(8)]
-        await asyncio.sleep(1.0)
-        utterance = await simulation.speak("new", 100)
-        for task in early:
-            assert (await task).stall_s <= 1e-6
-        return utterance.first_audio_s
-
-    without = run(lambda: first_audio_s(None))
-    capped = run(lambda: first_audio_s(4.0))
-    assert capped < without / 2
-
-
 @in_virtual_time
-async def test_the_device_is_not_idle_because_of_the_cap() -> None:
+async def test_streams_are_computed_together_however_far_they_are_ahead_of_playback() -> None:
     code2wav = SimulatedCode2Wav(step_s=0.01)
-    simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=0))
-    await asyncio.gather(*(simulation.speak(f"u{n}", 30 * SECOND) for n in range(3)))
-    assert clock() <= 0.01 * len(code2wav.calls) + 1e-6
+    simulation = Simulation(code2wav)
+    await asyncio.gather(*(simulation.speak(f"u{n}", 60 * SECOND) for n in range(8)))
+    num_windows = len(code2wav.calls) / 8
+    assert clock() <= 0.01 * (num_windows + 1) + 1e-6
 
 
 @pytest.mark.parametrize("way", ["cancelled", "failed", "short"])
 @in_virtual_time
 async def test_an_end_of_any_kind_takes_the_windows_out_of_code2wav(way: str) -> None:
     code2wav = SimulatedCode2Wav(step_s=0.1, max_codes=132)
-    simulation = Simulation(code2wav, PacingConfig(max_work_ahead_s=0.5))
+    simulation = Simulation(code2wav)
     others = [asyncio.create_task(simulation.speak(f"o{n}", 300)) for n in range(3)]
     utterance = simulation.utterance("u")
     speaking = asyncio.create_task(utterance.output.run())
     utterance.output.push([(code,) for code in range(300)])
     await asyncio.sleep(0.55)
-    assert simulation.scheduler.limiter.num_inside > 1
+    assert code2wav.num_running > 1
     if way == "cancelled":
         speaking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -224,7 +193,7 @@ async def test_an_end_of_any_kind_takes_the_windows_out_of_code2wav(way: str) ->
         other.cancel()
     await asyncio.gather(*others, return_exceptions=True)
     await asyncio.sleep(0)
-    assert (simulation.scheduler.limiter.num_inside, code2wav.num_running) == (0, 0)
+    assert code2wav.num_running == 0
 
 
 SLOW_STEP = {"step_s": 0.4, "code_s": 0.0}
@@ -281,16 +250,15 @@ async def test_an_utterance_cancelled_while_its_first_audio_is_held_emits_nothin
     assert utterance.pieces == []
 
 
-async def under_load(pacing: PacingConfig) -> tuple[list[Utterance], list[Utterance]]:
+async def under_load(max_start_delay_s: float) -> tuple[list[Utterance], list[Utterance]]:
     """Eight callers at a time, each of whom calls again as soon as it has been answered; then one alone.
 
     The talker makes a code in 10 ms, a half of what it lasts. Alone, a window takes 50 ms. With eight, the
     second window comes too late: it waits for the step that runs, and that is a long one. The first call of
     each of the eight is left out, because nothing is known then.
     """
-    simulation = Simulation(
-        SimulatedCode2Wav(step_s=0.03, code_s=0.0012), pacing, ChunkPlan(new_blocks=(1, 1, 2))
-    )
+    plan = ChunkPlan(new_blocks=(1, 1, 2), max_start_delay_s=max_start_delay_s)
+    simulation = Simulation(SimulatedCode2Wav(step_s=0.03, code_s=0.0012), plan)
     number = iter(range(1000))
 
     async def caller(num_calls: int, start_s: float) -> list[Utterance]:
@@ -305,15 +273,15 @@ async def under_load(pacing: PacingConfig) -> tuple[list[Utterance], list[Uttera
 
 
 def test_under_load_players_stall_without_a_start_delay_and_hardly_with_one() -> None:
-    without, _ = run(lambda: under_load(NO_DELAY))
-    with_delay, _ = run(lambda: under_load(PacingConfig()))
+    without, _ = run(lambda: under_load(0.0))
+    with_delay, _ = run(lambda: under_load(10.0))
     assert sum(u.stall_s > 0.02 for u in without) > len(without) / 2
     assert max(u.stall_s for u in with_delay) < 0.1
 
 
 def test_the_start_delay_ends_with_the_load() -> None:
-    _, alone = run(lambda: under_load(PacingConfig()))
-    _, never = run(lambda: under_load(NO_DELAY))
+    _, alone = run(lambda: under_load(10.0))
+    _, never = run(lambda: under_load(0.0))
     assert [u.first_audio_s for u in alone] == pytest.approx([u.first_audio_s for u in never])
     assert all(u.stall_s <= 1e-6 for u in alone)
 
@@ -322,7 +290,7 @@ def test_the_start_delay_ends_with_the_load() -> None:
 @in_virtual_time
 async def test_a_stream_whose_text_pauses_is_heard_as_far_as_it_goes(*, is_held: bool) -> None:
     code2wav = SimulatedCode2Wav(step_s=0.01)
-    simulation = Simulation(code2wav, PacingConfig(max_start_delay_s=10.0))
+    simulation = Simulation(code2wav)
     utterance = simulation.utterance("u")
     utterance.output.may_pause, utterance.output.is_held = True, lambda: is_held
     speaking = asyncio.create_task(utterance.output.run())
