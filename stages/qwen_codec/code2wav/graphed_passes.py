@@ -1,9 +1,10 @@
 """Passes of the network as CUDA graphs of a few fixed shapes.
 
 Eagerly, the host needs longer to launch the kernels of a short pass than the GPU to run them. Lengths are
-powers of two: a window of another length takes several passes, which the state makes exact. If there are
-fewer streams than a graph has rows, the others are padding: code 0 in the first step of a stream, in a slot
-that no stream has and all of them share. Such a step reads no state, and what it leaves is never read.
+powers of two, and shorter windows are padded: a step has one pass, whatever the lengths of its windows. If
+there are fewer streams than a graph has rows, the others are padding, too: code 0 in the first step of a
+stream, in a slot that no stream has and all of them share. Such a step reads no state, and what it leaves is
+never read.
 """
 
 import bisect
@@ -15,7 +16,6 @@ import torch
 from omni_server.errors import ConfigError
 from stages.qwen_codec.code2wav.network import Code2WavNetwork
 from stages.qwen_codec.code2wav.passes import PLACE_COLUMNS, Passes
-from stages.qwen_codec.code2wav.state import Step
 from stages.runtime.cuda_graphs import Record, Work, batch_sizes
 
 LONGEST_GRAPH_FRAMES = 8
@@ -33,6 +33,8 @@ class _Graph:
 
 class GraphedPasses(Passes):
     """Once all graphs are recorded, no pass runs eagerly."""
+
+    pads = True
 
     def __init__(
         self,
@@ -62,8 +64,8 @@ class GraphedPasses(Passes):
                 "engine_args.enforce_eager"
             ) from None
 
-    def piece_frames(self, num_frames: int) -> int:
-        return max(length for length in self._num_rows if length <= num_frames)
+    def length(self, num_frames: int) -> int:
+        return next((length for length in self._num_rows if length >= num_frames), max(self._num_rows))
 
     def max_num_streams(self, length: int) -> int:
         return self._num_rows[length][-1]
@@ -85,7 +87,7 @@ class GraphedPasses(Passes):
         for num_rows, length in shapes:
             nothing = torch.zeros(0, length, self._network.num_codebooks, dtype=torch.int64)
             rows = self._rows(num_rows, nothing, nothing.new_zeros(0, PLACE_COLUMNS)).to(self._device)
-            passes.append((rows, torch.empty_like(self._compute(rows))))
+            passes.append((rows, torch.empty_like(self._samples(rows))))
         return {
             shape: _Graph(rows, samples, record(partial(self._compute_into, samples, rows)))
             for shape, (rows, samples) in zip(shapes, passes, strict=True)
@@ -101,12 +103,11 @@ class GraphedPasses(Passes):
         return rows
 
     def _compute_into(self, samples: torch.Tensor, rows: torch.Tensor) -> None:
-        samples.copy_(self._compute(rows))
+        samples.copy_(self._samples(rows))
 
-    def _compute(self, rows: torch.Tensor) -> torch.Tensor:
-        slots, positions, num_known = rows[:, :PLACE_COLUMNS].unbind(1)
+    def _samples(self, rows: torch.Tensor) -> torch.Tensor:
         codes = rows[:, PLACE_COLUMNS:].unflatten(1, (-1, self._network.num_codebooks))
-        return self._network(codes, Step(self.state, slots, positions, num_known))
+        return self._compute(codes, rows[:, :PLACE_COLUMNS])
 
 
 def powers_of_two(largest: int) -> list[int]:

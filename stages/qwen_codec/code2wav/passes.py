@@ -1,4 +1,6 @@
-"""Passes of the network: the next frames of several streams, the same number for all."""
+"""Passes of the network: the next frames of several streams."""
+
+from typing import ClassVar
 
 import torch
 
@@ -9,13 +11,16 @@ MAX_PIECE_FRAMES = 64
 """Frames of one stream that an eager pass computes. More, such as the past of a stream that lost its state,
 take several passes, which give the same audio and limit the memory."""
 
-PLACE_COLUMNS = 3
-"""Slot, position and number of known frames (see `Step`)."""
+PLACE_COLUMNS = 4
+"""Slot, position, and numbers of known and of new frames (see `Step`)."""
 
 
 class Passes:
     """Runs passes of the lengths that it chooses: eagerly, on any device, for batches of any size. How a
     window is cut into passes does not change its audio."""
+
+    pads: ClassVar[bool] = False
+    """Whether streams with fewer frames left go along in a longer pass. Eagerly, each frame costs time."""
 
     def __init__(self, network: Code2WavNetwork, *, num_slots: int, max_frames: int) -> None:
         """A pass has at most `max_frames` frames in total, or one stream. Raises `ConfigError` if memory runs
@@ -27,8 +32,8 @@ class Passes:
         self._max_frames = max_frames
         self._device = next(network.parameters()).device
 
-    def piece_frames(self, num_frames: int) -> int:
-        """Length of the next pass of a stream with `num_frames` frames left; both at least 1."""
+    def length(self, num_frames: int) -> int:
+        """Length of the next pass if the longest stream has `num_frames` frames left; both at least 1."""
         return min(num_frames, MAX_PIECE_FRAMES)
 
     def max_num_streams(self, length: int) -> int:
@@ -37,7 +42,10 @@ class Passes:
 
     def run(self, codes: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Returns the samples [num_streams, length * samples per frame] as a new tensor on the network's
-        device, and changes the streams' state. Both arguments are on the CPU, int64: `codes`
-        [num_streams, length, codebooks], `places` [num_streams, PLACE_COLUMNS]."""
-        slots, positions, num_known = places.T.to(self._device)
-        return self._network(codes.to(self._device), Step(self.state, slots, positions, num_known))
+        device, and changes the streams' state. What belongs to padding is undefined. Both arguments are on the
+        CPU, int64: `codes` [num_streams, length, codebooks], `places` [num_streams, PLACE_COLUMNS]."""
+        return self._compute(codes.to(self._device), places.to(self._device))
+
+    def _compute(self, codes: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Both on the network's device."""
+        return self._network(codes, Step(self.state, codes.shape[1], *places.unbind(1)))

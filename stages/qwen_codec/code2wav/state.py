@@ -4,8 +4,9 @@ convolutions' inputs. It is everything that later audio depends on, so streamed 
 The memory is allocated once, for a fixed number of streams. Each has a slot, the same in all tensors. A slot
 is never cleared: the first step of a stream ignores what it finds there.
 
-All streams of a step have the same number of new frames; nothing else about them needs to be equal. What a
-step needs to know of them is on the device, so the network can be recorded as a CUDA graph per shape.
+A step has the same length for all streams. One with fewer new frames has padding behind them, which leaves
+nothing in its state: the network is causal. What a step needs to know of the streams is on the device, so the
+network can be recorded as a CUDA graph per shape.
 """
 
 from collections.abc import Iterator, Mapping
@@ -57,12 +58,16 @@ class Step:
     """The streams of one step, in the order of the batch."""
 
     state: StreamState
+    length: int
+    """Frames of each stream, including padding."""
     slots: torch.Tensor
     """int64 [num_streams], all different except in rows of padding, whose slot no stream has."""
     positions: torch.Tensor
     """Absolute index of each stream's first new frame, int64 [num_streams]."""
     num_known: torch.Tensor
     """Frames whose effect is in each stream's state, int64 [num_streams]; 0: the state is not read."""
+    num_new: torch.Tensor
+    """New frames of each stream, int64 [num_streams]; padding follows up to `length`."""
 
     def extended(self, layer: Streamed, inputs: torch.Tensor, *, num_undefined: int = 0) -> torch.Tensor:
         """Returns `inputs` [num_streams, channels, length] with the end of the layer's previous input before
@@ -75,7 +80,7 @@ class Step:
         extended = torch.cat((memory[self.slots], inputs), dim=-1)
         is_new = (self.num_known == 0)[:, None, None]
         extended[..., : width + num_undefined].masked_fill_(is_new, 0)
-        memory[self.slots] = extended[..., -width:]
+        memory[self.slots] = self._end(extended, width, dim=-1)
         return extended
 
     def extended_kv(self, layer: Streamed, kv: torch.Tensor) -> torch.Tensor:
@@ -89,5 +94,13 @@ class Step:
         places = torch.arange(width, device=kv.device)
         is_unknown = places < width - self.num_known[:, None]
         extended[..., :width, :].masked_fill_(is_unknown[:, None, None, :, None], 0)
-        memory[self.slots] = extended[..., -width:, :]
+        memory[self.slots] = self._end(extended, width, dim=-2)
         return extended
+
+    def _end(self, extended: torch.Tensor, width: int, *, dim: int) -> torch.Tensor:
+        """The `width` positions along `dim` up to the end of each stream's new frames."""
+        per_frame = (extended.shape[dim] - width) // self.length
+        places = self.num_new[:, None] * per_frame + torch.arange(width, device=extended.device)
+        shape = [1] * extended.ndim
+        shape[0], shape[dim] = places.shape
+        return extended.take_along_dim(places.view(shape), dim)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch.nn import functional as F
 
 from stages.qwen_codec.code2wav.passes import Passes
 from stages.qwen_codec.code2wav.streams import Place, StreamTable
@@ -70,27 +71,34 @@ class StreamDecoder:
         return list(on_host.split([len(waveform) for waveform in waveforms]))
 
     def _advance(self, tracks: Sequence[_Track]) -> None:
-        """Compute the next piece of the tracks whose piece is the longest. The rest of them may then go along
-        with the others."""
-        pieces = [self._passes.piece_frames(track.next_frames) for track in tracks]
-        length = max(pieces)
-        group = [track for track, piece in zip(tracks, pieces, strict=True) if piece == length]
+        """Compute the next frames of the longest tracks, and of those that fit into the same pass."""
+        length = self._passes.length(max(track.next_frames for track in tracks))
+        group = [track for track in tracks if self._passes.pads or track.next_frames >= length]
         size = self._passes.max_num_streams(length)
         for start in range(0, len(group), size):
             self._compute(group[start : start + size], length)
 
     def _compute(self, group: Sequence[_Track], length: int) -> None:
-        """Compute the next `length` frames of each track in one pass."""
-        codes = torch.stack([track.codes[:length] for track in group])
-        places = torch.tensor([(track.slot, track.seen.stop, len(track.seen)) for track in group])
-        rows = self._passes.run(codes, places)
-        for track, row in zip(group, rows, strict=True):
+        """Compute the next frames of each track, `length` at most, in one pass."""
+        counts = [min(track.next_frames, length) for track in group]
+        codes = [
+            F.pad(track.codes[:count], (0, 0, 0, length - count))
+            for track, count in zip(group, counts, strict=True)
+        ]
+        places = [
+            (track.slot, track.seen.stop, len(track.seen), count)
+            for track, count in zip(group, counts, strict=True)
+        ]
+        rows = self._passes.run(torch.stack(codes), torch.tensor(places))
+        samples_per_frame = rows.shape[1] // length
+        for track, row, count in zip(group, rows, counts, strict=True):
             if track.num_silent:
-                track.num_silent -= length
+                track.num_silent -= count
             else:
-                track.samples.append(row if track.seen.stop else row[self._layout.lead_samples :])
-            track.codes = track.codes[length:]
-            track.seen = range(track.seen.start, track.seen.stop + length)
+                begin = 0 if track.seen.stop else self._layout.lead_samples
+                track.samples.append(row[begin : count * samples_per_frame])
+            track.codes = track.codes[count:]
+            track.seen = range(track.seen.start, track.seen.stop + count)
 
 
 def _track(job: WindowJob, place: Place) -> _Track:

@@ -102,6 +102,19 @@ def test_graphs_give_what_eager_passes_give(
     assert max(stream.error() for stream in ended) <= EXACT
 
 
+@pytest.mark.parametrize("sizes", [(1,), (8, 8), (8, 1, 5), (3, 2, 7, 1)])
+def test_windows_of_any_lengths_share_a_pass(reference: Reference, sizes: tuple[int, ...]) -> None:
+    graphs = graphed(reference)
+    streams = [Stream(reference, 20, str(number)) for number in range(len(sizes))]
+    for _ in range(2):  # with and without a past
+        graphs.recorder.replayed.clear()
+        advance(graphs.decoder, *zip(streams, sizes, strict=True))
+        assert len(graphs.recorder.replayed) == 1
+    for stream in streams:
+        decode(graphs.decoder, stream, (8,))
+    assert max(stream.error() for stream in streams) <= EXACT
+
+
 def test_no_pass_runs_eagerly(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even those that compute a lost state again."""
     graphs = graphed(reference, num_slots=1, max_num_streams=1)
@@ -123,11 +136,11 @@ def test_no_pass_runs_eagerly(reference: Reference, monkeypatch: pytest.MonkeyPa
 def test_results_outlive_later_passes(reference: Reference) -> None:
     """The memory of a graph's results is written again by its next replay."""
     passes = graphed(reference).passes
-    codes, places = torch.zeros(1, 2, 16, dtype=torch.int64), torch.tensor([[0, 0, 0]])
+    codes, places = torch.zeros(1, 2, 16, dtype=torch.int64), torch.tensor([[0, 0, 0, 2]])
     with torch.inference_mode():
         first = passes.run(codes, places)
         before = first.clone()
-        assert not torch.equal(passes.run(codes + 7, torch.tensor([[0, 2, 2]])), first)
+        assert not torch.equal(passes.run(codes + 7, torch.tensor([[0, 2, 2, 2]])), first)
     assert torch.equal(first, before)
 
 
