@@ -2,7 +2,7 @@
 
 Frames of codec tokens become windows. Windows go to the decoder with their playout deadline as the priority,
 so that the most urgent window of all streams is computed first. Results are returned in order.
-`SpeechScheduler` decides when windows are due, when they may be sent and when the first audio may leave.
+`SpeechScheduler` decides when windows are due and when the first audio may leave.
 
 If the decoder carries state from window to window, a window is sent only after the previous one has been
 returned (`SpeechScheduler.max_outstanding_windows` is 1): windows are computed in order, and no step contains
@@ -27,8 +27,8 @@ from omni_server.types import AudioDelta
 Samples = npt.NDArray[np.float32]
 
 PAUSE_S = 0.1
-"""After so long without another frame, a stream whose text has not come is decoded as far as it goes. A text that
-comes as fast as it is spoken makes no such pauses, and its windows become longer."""
+"""After so long without another frame, a stream whose text has not come is decoded as far as it goes. A text
+that comes as fast as it is spoken makes no such pauses, and its windows become longer."""
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""When windows may be sent, and when playback begins; whole streams under load are in
+"""When windows are due, and when playback begins; whole streams under load are in
 test_speech_stream.py."""
 
 import asyncio
