@@ -27,10 +27,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 _BOUNDS = """
+const talkerBounds = { min_tokens: 100, max_tokens: 200 };
 const fetchUnbounded = window.fetch;
 window.fetch = (url, options) => {
   if (!String(url).endsWith("/v1/chat/completions")) return fetchUnbounded(url, options);
-  const bounds = { min_tokens: 8, max_tokens: 64, stage_sampling: { talker: { min_tokens: 100, max_tokens: 200 } } };
+  const bounds = { min_tokens: 8, max_tokens: 64, stage_sampling: { talker: talkerBounds } };
   return fetchUnbounded(url, { ...options, body: JSON.stringify({ ...JSON.parse(options.body), ...bounds }) });
 };
 """
@@ -105,10 +106,12 @@ def test_photo_of_a_phone_is_answered(page: WebPage, tmp_path: Path) -> None:
 
 
 def test_stopped_answer_makes_way_for_the_next(page: WebPage, demo: ServerProcess) -> None:
+    page.js("Object.assign(talkerBounds, { min_tokens: 2000, max_tokens: 2000 })")
     page.ask("Tell me a long story.")
     page.wait("document.querySelector('.answer > .text').textContent.length > 0")
     page.click("#stop")
     page.wait_answered()
     demo.wait_until_idle()
+    page.js("Object.assign(talkerBounds, { min_tokens: 100, max_tokens: 200 })")
     page.ask("A short one, then.")
     check_spoken_answer(page, 2)

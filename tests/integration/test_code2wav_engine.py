@@ -1,6 +1,8 @@
 """The code2wav stage in a real vLLM engine on the CPU, on the demo checkpoint."""
 
 import asyncio
+import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -245,12 +247,22 @@ async def test_a_new_streams_window_is_computed_before_queued_ones_that_are_due_
         await code2wav.run(f"due-{due}", random_codes(num_codes, due), payload, priority=due)
         finished.append(due)
 
+    assert code2wav.pid is not None
+    os.kill(code2wav.pid, signal.SIGSTOP)
     queued = [asyncio.create_task(compute(due, 72)) for due in range(40, 0, -1)]
+    await asyncio.sleep(0.5)  # all are sent
+    os.kill(code2wav.pid, signal.SIGCONT)
     await asyncio.wait(queued, return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.gather(*queued, compute(0, 24))
+    os.kill(code2wav.pid, signal.SIGSTOP)
+    await asyncio.sleep(0.5)  # what has been computed is here
+    num_before = len(finished)
+    new = asyncio.create_task(compute(0, 24))
+    await asyncio.sleep(0.5)
+    os.kill(code2wav.pid, signal.SIGCONT)
+    await asyncio.gather(*queued, new)
 
-    assert finished.index(0) < 24, "behind the step that has ended, the one that runs and at most one more"
-    rest = [due for due in finished[16:] if due]
+    assert finished.index(0) < num_before + 16, "behind the step that runs and at most one more"
+    rest = [due for due in finished[num_before + 8 :] if due]
     assert rest == sorted(rest), "the queue itself is in the order of deadlines, not of arrival"
 
 
