@@ -3,8 +3,6 @@
 import asyncio
 import base64
 import io
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,7 +19,6 @@ from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.errors import InvalidRequestError
 from omni_server.offline import OmniOutput
 from omni_server.types import (
-    AudioDelta,
     AudioPart,
     ChatMessage,
     CodecDelta,
@@ -141,28 +138,10 @@ def test_an_answer_without_words_is_silent(live: LiveOmni) -> None:
 def test_speech_begins_before_the_text_is_written_and_a_pause_changes_nothing(live: LiveOmni) -> None:
     request = chat(1, max_tokens=400, ignore_eos=True)
     wanted = live.answer(request)
-    thinker = live.omni.engine_pids()["thinker"]
-
-    async def paused_until_it_is_heard() -> tuple[str, tuple[int, ...]]:
-        text, codes = "", tuple[int, ...]()
-        is_paused = is_heard = False
-        async for event in live.omni.events(request):
-            if isinstance(event, TextDelta):
-                text += event.text
-                if not is_paused and len(text.split()) > 1:
-                    is_paused = True
-                    os.kill(thinker, signal.SIGSTOP)
-            elif isinstance(event, AudioDelta) and is_paused and not is_heard:
-                is_heard = True
-                asyncio.get_running_loop().call_later(0.5, os.kill, thinker, signal.SIGCONT)
-            elif isinstance(event, CodecDelta):
-                codes += event.codes
-        return text, codes
-
-    try:
-        assert live.run(paused_until_it_is_heard(), 60) == (wanted.text, wanted.codes)
-    finally:
-        os.kill(thinker, signal.SIGCONT)
+    events = live.events_with_a_pause(request, 4)
+    codes = [code for event in events if isinstance(event, CodecDelta) for code in event.codes]
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == wanted.text
+    assert tuple(codes) == wanted.codes
 
 
 @with_text
