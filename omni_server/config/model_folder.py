@@ -50,33 +50,28 @@ def resolve_model_folder(
     `HubUnreachableError` if a hub id cannot be looked up. `needs_weights=False` (load format `dummy`)
     downloads no weights.
     """
+    label = f"{argument} '{model}'"
     folder = Path(model).expanduser()
     if not folder.is_dir():
         if folder.exists():
-            raise ConfigError(
-                f"{argument} '{model}' is a file; give the folder that holds config.json and the weights"
-            )
+            raise ConfigError(f"{label} is a file; give the folder that holds config.json and the weights")
         if not _HUB_ID.fullmatch(model):
             raise ConfigError(
-                f"{argument} '{model}': no such folder, and not a hub id either (those look like "
-                f"'{EXAMPLE_MODEL}')"
+                f"{label}: no such folder, and not a hub id either (those look like '{EXAMPLE_MODEL}')"
             )
-        folder = _download(argument, model, revision, _SMALL_FILES, on_progress)
+        # Late, here and below: the client takes half a second, and every command imports this module.
+        from huggingface_hub import constants
+
+        on_progress(f"looking up {model} in {constants.HF_HUB_CACHE}")
+        folder = _download(label, model, revision, _SMALL_FILES)
         if needs_weights:
             weights = _PIPELINE_WEIGHTS if (folder / PIPELINE_INDEX).is_file() else _WEIGHTS
-            folder = _download(argument, model, revision, _SMALL_FILES + weights, lambda line: None)
-    _check_checkpoint(f"{argument} '{model}'", folder, architectures)
+            folder = _download(label, model, revision, _SMALL_FILES + weights)
+    _check_checkpoint(label, folder, architectures)
     return folder
 
 
-def _download(
-    argument: str,
-    repository: str,
-    revision: str | None,
-    patterns: list[str],
-    on_progress: Callable[[str], None],
-) -> Path:
-    # Takes half a second, and every command imports this module.
+def _download(label: str, repository: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -90,9 +85,7 @@ def _download(
     from huggingface_hub.utils.tqdm import tqdm
 
     tqdm.monitor_interval = 0  # its thread would stay, but engines are forked from a single-threaded process
-    name = repository if revision is None else f"{repository} (revision {revision})"
-    label = f"{argument} '{name}'"
-    on_progress(f"looking up {name} in {constants.HF_HUB_CACHE}")
+    revised = label if revision is None else f"{label} (revision {revision})"
     try:
         # Shows its own progress bars, per file and in total.
         return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
@@ -101,17 +94,17 @@ def _download(
             f"{label} asks its users to accept a licence: accept it on the model's page and set HF_TOKEN"
         ) from error
     except RevisionNotFoundError as error:
-        raise ConfigError(f"{argument} '{repository}' has no revision '{revision}'") from error
+        raise ConfigError(f"{label} has no revision '{revision}'") from error
     except RepositoryNotFoundError as error:
         raise ConfigError(
             f"{label}: no such folder here and no such repository on the hub; check the spelling, "
             "and set HF_TOKEN if it is private"
         ) from error
     except IncompleteSnapshotError as error:
-        raise HubUnreachableError(f"{label} is in the cache in part only: {_why_unreachable()}") from error
+        raise HubUnreachableError(f"{revised} is in the cache in part only: {_why_unreachable()}") from error
     except LocalEntryNotFoundError as error:
         raise HubUnreachableError(
-            f"{label} is not in the cache {constants.HF_HUB_CACHE}: {_why_unreachable()}"
+            f"{revised} is not in the cache {constants.HF_HUB_CACHE}: {_why_unreachable()}"
         ) from error
     except HFValidationError as error:
         raise ConfigError(f"{label}: no such folder, and not a hub id either: {error}") from error

@@ -221,9 +221,9 @@ class Orchestrator:
         )
         is_limited = bool(sampling.stop) or request.tools is not None
         speaker, text, written = None, None, None
-        if plan.voice is not None and (edge := self._config.edge_from(self._entry, Text)) is not None:
+        if plan.voice and (edge := self._config.edge_from(self._entry, Text)) is not None:
             written = self._add_written(run, plan, edge.target, rendered)
-        if plan.voice is not None and (edge := self._config.edge_from(self._entry, Embeddings)) is not None:
+        if plan.voice and (edge := self._config.edge_from(self._entry, Embeddings)) is not None:
             speaker = self._add_speaker(run, plan, edge.target, prompt, params, is_limited=is_limited)
         if is_text:
             text = TextOutput(
@@ -244,7 +244,6 @@ class Orchestrator:
         """Adds the stage that reads the text of the request."""
         speech = plan.request.speech
         assert speech is not None
-        assert plan.voice is not None
         source = TextSource(
             self._family.speech_text(speech, plan.voice),
             speech.pieces or in_one_piece(speech.text or ""),
@@ -262,7 +261,6 @@ class Orchestrator:
         """Adds the stage that reads what the entry writes."""
         request = plan.request
         assert request.speech is not None
-        assert plan.voice is not None
         assert self._spoken_text_filter is not None
         self._speaker_params(request, name, 1)  # before the answer is written
         written = WrittenText(self._spoken_text_filter(prompt.text))
@@ -304,7 +302,6 @@ class Orchestrator:
         is_limited: bool,
     ) -> ArTask:
         """Adds the stage that receives the entry's embeddings."""
-        assert plan.voice is not None
         fed = self._family.embeddings_prompt(
             self._config.stages[name].model_stage, prompt.token_ids[: prompt.length], voice=plan.voice
         )
@@ -346,7 +343,7 @@ class Orchestrator:
     def _add_audio(self, run: RequestRun, plan: RequestPlan, stage: str) -> AudioTask | None:
         """Adds the task that decodes the stage's tokens, or returns None if no audio is made of them."""
         decoding, speech = self._decoding.get(stage), plan.request.speech
-        if decoding is None or speech is None or plan.voice is None:
+        if decoding is None or speech is None:
             return None
         audio = AudioTask(
             run,

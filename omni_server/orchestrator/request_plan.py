@@ -19,8 +19,8 @@ class RequestPlan:
     """All that take part."""
     reader: str | None
     """Of `stages`, the one that reads a text that is given; None if a stage writes the text."""
-    voice: str | None
-    """None without speech."""
+    voice: str
+    """Empty without speech."""
     began: float
     """Clock time (`time.monotonic`)."""
     deadline_s: float
@@ -43,7 +43,7 @@ def plan_request(
         outputs,
         stages=stages if reader is None else stages[stages.index(reader) :],
         reader=reader,
-        voice=None if speech is None else _voice(speech, model),
+        voice="" if speech is None else _voice(speech, model),
         began=time.monotonic() if request.began_at is None else request.began_at,
         deadline_s=request_timeout_s if request.deadline_s is None else request.deadline_s,
     )

@@ -55,7 +55,7 @@ def tell_to_forget(folder: Path, stage: str) -> Path:
 
 @contextmanager
 def starts_held() -> Iterator[None]:
-    """No engine goes on with its start in the block: a stage that goes down stays down."""
+    """Engines that start in the block wait for its end: a stage that goes down stays down until then."""
     _starts_hold().touch()
     try:
         yield

@@ -18,7 +18,15 @@ from omni_server.errors import StageDeadError
 from omni_server.metrics.stage_metrics import QueueLevel
 from omni_server.offline import OmniOutput, collect
 from omni_server.omni import AsyncOmni
-from omni_server.types import AudioDelta, ChatMessage, OmniEvent, OmniRequest, SamplingConfig, SpeechOutput
+from omni_server.types import (
+    AudioDelta,
+    ChatMessage,
+    OmniEvent,
+    OmniRequest,
+    SamplingConfig,
+    SpeechOutput,
+    TextDelta,
+)
 
 T = TypeVar("T")
 
@@ -83,6 +91,29 @@ class LiveOmni:
             return [event async for event in self.omni.events(request)]
 
         return self.run(all_events())
+
+    def events_with_a_pause(self, request: OmniRequest, num_tokens: int) -> list[OmniEvent]:
+        """Without audio after `num_tokens`, stops the thinker until half a second after the first audio."""
+        thinker = self.omni.engine_pids()["thinker"]
+        events: list[OmniEvent] = []
+
+        async def all_events() -> None:
+            num_written, is_heard = 0, False
+            async for event in self.omni.events(request):
+                events.append(event)
+                if isinstance(event, TextDelta):
+                    num_written += len(event.token_ids)
+                    if num_written >= num_tokens and not is_heard:
+                        os.kill(thinker, signal.SIGSTOP)
+                elif isinstance(event, AudioDelta) and not is_heard:
+                    is_heard = True
+                    self._loop.call_later(0.5, os.kill, thinker, signal.SIGCONT)
+
+        try:
+            self.run(all_events())
+        finally:
+            os.kill(thinker, signal.SIGCONT)
+        return events
 
     @asynccontextmanager
     async def stopped(self, stage: str, until: Mapping[str, int]) -> AsyncIterator[None]:

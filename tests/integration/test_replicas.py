@@ -18,15 +18,13 @@ from omni_server.errors import ReplacementError, StageDeadError
 from omni_server.offline import OmniOutput, collect
 from omni_server.types import AudioDelta, CodecDelta, OmniRequest, SamplingConfig
 from tests.integration.live import LiveOmni, demo_config, queue_files, spoken
-from tests.integration.parity import Expected, expected, same_tokens
+from tests.integration.parity import STEP_OF_16_BITS, Expected, expected, same_tokens
 from tests.reference.cases import CASES
 from tests.reference.reference import Reference
 
 STAGES = ("thinker", "talker", "code2wav")
 REPLICAS = [f"{stage}/{number}" for stage in STAGES for number in range(2)]
 RECOVERY_TIMEOUT_S = 60.0
-STEP = 1 / 32768
-"""Of a 16-bit sample. By one the sound depends on the number of windows that are computed together."""
 
 LONG_TEXT = SamplingConfig(temperature=0.0, max_tokens=40, ignore_eos=True)
 LONG_SPEECH = SamplingConfig(temperature=0.0, min_tokens=200, max_tokens=200, ignore_eos=True)
@@ -133,7 +131,7 @@ def test_a_killed_replica_fails_its_own_requests_and_comes_back(
     }
     for codes, sound in others:
         assert codes == alone[0]
-        assert np.abs(sound - alone[1]).max() <= STEP
+        assert np.abs(sound - alone[1]).max() <= STEP_OF_16_BITS
     same_tokens(at_once, wanted[0])
     for answer, want in zip(live.answers([again(want) for want in wanted]), wanted, strict=True):
         same_tokens(answer, want)

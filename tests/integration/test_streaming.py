@@ -1,8 +1,6 @@
 """Speech is streamed: while the reply is still being written, without gaps, and close to one pass over all of
 it."""
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,26 +56,7 @@ def long_reply(streaming: LiveOmni) -> list[OmniEvent]:
         thinker=SamplingConfig(temperature=0.0, max_tokens=480, min_tokens=480, ignore_eos=True),
         talker=SamplingConfig(temperature=0.0, max_tokens=300, min_tokens=300),
     )
-    thinker = streaming.omni.engine_pids()["thinker"]
-
-    async def all_events() -> list[OmniEvent]:
-        events: list[OmniEvent] = []
-        num_texts, is_heard = 0, False
-        async for event in streaming.omni.events(request):
-            events.append(event)
-            if isinstance(event, AudioDelta):
-                is_heard = True
-                os.kill(thinker, signal.SIGCONT)
-            elif isinstance(event, TextDelta):
-                num_texts += 1
-                if num_texts == 100 and not is_heard:
-                    os.kill(thinker, signal.SIGSTOP)
-        return events
-
-    try:
-        return streaming.run(all_events())
-    finally:
-        os.kill(thinker, signal.SIGCONT)
+    return streaming.events_with_a_pause(request, 100)
 
 
 def test_the_first_audio_comes_before_the_last_text(long_reply: list[OmniEvent]) -> None:

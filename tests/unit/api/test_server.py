@@ -58,7 +58,7 @@ class Life:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Kept from other processes: only who sets SO_REUSEADDR may listen there."""
+    """Bound, so that no other process gets it. The server sets SO_REUSEADDR and can listen on it."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", 0))

@@ -87,7 +87,7 @@ def test_a_video_without_its_audio_track_is_seen_by_a_model_that_hears_none() ->
 
 
 def test_speech_is_with_the_models_voice_unless_the_request_names_one() -> None:
-    assert plan(CHATS).voice is None
+    assert plan(CHATS).voice == ""
     assert plan(CHATS, speech=SpeechOutput()).voice == "Low"
 
 
