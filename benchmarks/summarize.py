@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Condense what `scripts/bench_serving --json` wrote to one CSV line per load level: benchmarks/results.csv is
-made so."""
+"""Condense what `scripts/bench_serving --json` wrote to one CSV line per load level: benchmarks/results.csv
+is made so."""
 
 import argparse
 import csv

@@ -17,8 +17,8 @@ from omni_server.types import (
 )
 
 Deliver = Callable[[OmniEvent | Exception], None]
-"""Receives a request's events in order. The last one is `Finished` or an `OmniError`. Generation does not wait
-for it: it must return at once."""
+"""Receives a request's events in order. The last one is `Finished` or an `OmniError`. Generation does not
+wait for it: it must return at once."""
 
 
 class Generation(Protocol):
@@ -27,7 +27,8 @@ class Generation(Protocol):
     request_id: str
     prompt: PromptTokens
     began: float
-    """Clock time (`time.perf_counter`) when the stages received the request; the origin of `Finished.times`."""
+    """Clock time (`time.perf_counter`) when the stages received the request; the origin of
+    `Finished.times`."""
 
     def cancel(self) -> None:
         """Stops it, without waiting for its release. Does nothing after the end."""

@@ -323,8 +323,8 @@ def warm_up_request(
     features: ImageFeatures = NO_IMAGE_FEATURES,
     speech: SpeechOutput = FamilyModel.warm_up_speech,
 ) -> OmniRequest:
-    """A short request that passes every stage of `config`. `features` are those of the model's images, `speech`
-    is its `warm_up_speech`."""
+    """A short request that passes every stage of `config`. `features` are those of the model's images,
+    `speech` is its `warm_up_speech`."""
     edge = config.speech_edge
     sampling: dict[str, SamplingConfig] = {}
     for name, stage in config.stages.items():

@@ -169,8 +169,8 @@ def joined_texts(parts: Iterable[ContentPart]) -> list[ContentPart]:
 
 
 def _marked(message: ChatMessage, plain: PlainText) -> ChatMessage:
-    """Marks joined texts, as the template joins them: together they may spell a token. Leaves out the reasoning
-    of earlier answers, which templates do not recognise once its tags are marked."""
+    """Marks joined texts, as the template joins them: together they may spell a token. Leaves out the
+    reasoning of earlier answers, which templates do not recognise once its tags are marked."""
     parts = []
     for part in joined_texts(message.content):
         if isinstance(part, TextPart):
@@ -248,7 +248,8 @@ def _tool_results(messages: list[ChatMessage]) -> tuple[ContentPart, ...]:
 
 
 def language_name(code: str) -> str:
-    """English name of an ISO 639-1 code. Raises `InvalidRequestError` if transformers' Whisper list lacks it."""
+    """English name of an ISO 639-1 code. Raises `InvalidRequestError` if transformers' Whisper list lacks
+    it."""
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     name: str | None = LANGUAGES.get(code.lower())

@@ -34,11 +34,11 @@ class Window(Generic[F]):
 class CodecChunker(Generic[F]):
     """Cuts the frames of one speech stream into windows.
 
-    The windows depend only on the frames, the ramp and calls of `flush`, not on how the frames are split across
-    other calls. The emitted spans are contiguous and cover every frame exactly once. No window is longer than
-    the `past + new + future` blocks of its place in the ramp; the frames left at the end are fewer than a full
-    window, because a full one would already have been cut. Frames that no later window needs are dropped.
-    """
+    The windows depend only on the frames, the ramp and calls of `flush`, not on how the frames are split
+    across other calls. The emitted spans are contiguous and cover every frame exactly once. No window is
+    longer than the `past + new + future` blocks of its place in the ramp; the frames left at the end are
+    fewer than a full window, because a full one would already have been cut. Frames that no later window
+    needs are dropped."""
 
     def __init__(self, plan: ChunkPlan, frames_per_block: int) -> None:
         self._plan = plan
@@ -68,7 +68,8 @@ class CodecChunker(Generic[F]):
         return windows
 
     def flush(self) -> list[Window[F]]:
-        """Cut a shorter window: the frames pause. Returns it if it has a block. The ramp begins anew after it."""
+        """Cut a shorter window: the frames pause. Returns it if it has a block. The ramp begins anew after
+        it."""
         end = self._first_frame + len(self._frames)
         num_blocks = (end - self._emitted) // self._frames_per_block - self._plan.future_blocks
         windows = []

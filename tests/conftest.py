@@ -32,7 +32,8 @@ def answer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class _OfSeveralFamilies(LoadFileScheduling):
-    """Tests with the servers of several families run in one process, or each process would start all of them."""
+    """Tests with the servers of several families run in one process, or each process would start all of
+    them."""
 
     def __init__(self, config: pytest.Config, log: Producer) -> None:
         super().__init__(config, log)

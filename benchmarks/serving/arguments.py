@@ -1,5 +1,5 @@
-"""The command line of scripts/bench_serving. Imports only the standard library, so that `--help` works without
-any environment."""
+"""The command line of scripts/bench_serving. Imports only the standard library, so that `--help` works
+without any environment."""
 
 import argparse
 import re

@@ -19,7 +19,8 @@ SAMPLE_RATE_HZ = 24_000
 """Rate of answer audio."""
 _READ_BUFFER_BYTES = 2**20
 _KEEP_ALIVE_S = 2.0
-"""Shorter than the keep-alive of servers (uvicorn: 5 s), so that no request uses a connection being closed."""
+"""Shorter than the keep-alive of servers (uvicorn: 5 s), so that no request uses a connection being
+closed."""
 _DEFAULT_VOICE = "Chelsie"
 
 
@@ -229,8 +230,8 @@ class Served:
 
 
 async def discover(session: aiohttp.ClientSession, base_url: str, model: str | None) -> Served:
-    """Uses `model` as given; None selects the first that `/v1/models` lists. Raises `ConfigError` if no server
-    answers, or if the answer is unexpected."""
+    """Uses `model` as given; None selects the first that `/v1/models` lists. Raises `ConfigError` if no
+    server answers, or if the answer is unexpected."""
     url = f"{base_url}/v1/models"
     try:
         async with session.get(url) as response:

@@ -24,9 +24,9 @@ from benchmarks.serving.workload import WORKLOADS, Workload, make_turn, with_dra
 
 
 def run_command(args: argparse.Namespace, command: Sequence[str]) -> int:
-    """Returns the exit code. `args`: from `benchmarks.serving.arguments.parse`; `command`: the words as typed.
-    Prints results to stdout and progress to stderr. Raises `ConfigError` for invalid settings before any
-    load."""
+    """Returns the exit code. `args`: from `benchmarks.serving.arguments.parse`; `command`: the words as
+    typed. Prints results to stdout and progress to stderr. Raises `ConfigError` for invalid settings before
+    any load."""
     run = asyncio.run(_measure(args, command))
     sys.stdout.write(table(run) + "\n")
     if args.json is not None:

@@ -18,7 +18,8 @@ class AudioPace:
     been sent. Belongs to one event loop."""
 
     def __init__(self, max_ahead_s: float, no_wait: asyncio.Event, speed: float = 1.0) -> None:
-        """A second of audio is played in 1 / `speed` seconds. Once `no_wait` is set, nothing waits any more."""
+        """A second of audio is played in 1 / `speed` seconds. Once `no_wait` is set, nothing waits any
+        more."""
         self._max_ahead_s = max_ahead_s
         self._no_wait = no_wait
         self._samples_per_s = SAMPLE_RATE_HZ * speed

@@ -1,5 +1,5 @@
-"""Limits on concurrent requests, on the size of request heads, and on the size, upload time and total memory of
-request bodies."""
+"""Limits on concurrent requests, on the size of request heads, and on the size, upload time and total memory
+of request bodies."""
 
 import asyncio
 import math
@@ -194,8 +194,8 @@ class Admission:
 
 
 class AdmissionMiddleware:
-    """Takes a slot for each POST and WebSocket under `_COUNTED_PATHS`, from before the body is read until it ends;
-    slots for further choices are taken when their number is known. HTTP requests under it, including
+    """Takes a slot for each POST and WebSocket under `_COUNTED_PATHS`, from before the body is read until it
+    ends; slots for further choices are taken when their number is known. HTTP requests under it, including
     streams, count as in flight while they run."""
 
     def __init__(self, app: ASGIApp, admission: Admission, state: ServerState) -> None:

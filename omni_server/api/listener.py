@@ -26,7 +26,8 @@ def listen(config: ApiConfig) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            # Of each connection: no acknowledged byte for so long, because the client reads nothing or has gone.
+            # Of each connection: no acknowledged byte for so long, because the client reads nothing or has
+            # gone.
             listener.setsockopt(
                 socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.http_send_timeout_s * 1000)
             )

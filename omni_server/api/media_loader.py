@@ -26,8 +26,9 @@ from omni_server.media.video import decode_video, decode_video_with_audio
 from omni_server.types import SAMPLE_RATE_HZ, AudioPart, ImagePart, VideoPart
 
 LARGEST_IN_MEMORY = 4
-"""Recordings, or images to edit, of the largest size that are in memory at the same time; or more smaller ones.
-Each stays until its request ends, which may take minutes: the request queue alone would admit a thousand."""
+"""Recordings, or images to edit, of the largest size that are in memory at the same time; or more smaller
+ones. Each stays until its request ends, which may take minutes: the request queue alone would admit a
+thousand."""
 
 _MAX_READ = 8
 """Most bodies of http(s) and `file:` URLs being fetched, queued or decoded at the same time. Each may be
@@ -98,8 +99,8 @@ class MediaLoader:
             raise
 
     async def load_recording(self, data: bytes, held: AsyncExitStack) -> AudioPart:
-        """Decodes an audio file to transcribe. `held` releases its memory. Raises the errors of `load`, without
-        a field name."""
+        """Decodes an audio file to transcribe. `held` releases its memory. Raises the errors of `load`,
+        without a field name."""
         limits = self._recording_limits
         num_samples = await self._processes.run(lambda stop: count_samples(data, limits, stop))
         await self._hold(_SAMPLE_BYTES * num_samples, held)

@@ -10,8 +10,8 @@ class MemoryBudget:
     large one. Belongs to one event loop."""
 
     def __init__(self, max_bytes: int, timeout_s: float, refusal: str) -> None:
-        """`max_bytes` must be at least that of the largest request. `refusal` is the message for a request that
-        does not get its bytes within `timeout_s`, which may be 0."""
+        """`max_bytes` must be at least that of the largest request. `refusal` is the message for a request
+        that does not get its bytes within `timeout_s`, which may be 0."""
         self._num_free = max_bytes
         self._timeout_s = timeout_s
         self._refusal = refusal

@@ -367,7 +367,8 @@ class ChatCompletionRequest(TextFields, ImageOptions):
     max_tokens: Count | None = None
     """The older name; `max_completion_tokens` wins."""
     seed: Seed | None = None
-    """Of the text, of the image (-1 is random), and of the speech unless `stage_sampling` has a seed for it."""
+    """Of the text, of the image (-1 is random), and of the speech unless `stage_sampling` has a seed for
+    it."""
     stage_sampling: StageSamplings | None = None
     """Extension: sampling of the stage that samples codec tokens, by its name, as `{"talker": {...}}`. The
     fields above do not change it."""

@@ -84,8 +84,8 @@ class SpeechRequest(BaseModel):
     """Extension: the language of the text, by name or ISO 639-1 code, for models that are told; "auto" is the
     default."""
     ref_audio: str | None = None
-    """Extension, for models that clone voices, as the next ones: URL of a recording of the voice to speak with,
-    instead of `voice`; as in chats, a data URL or one of an allowed host."""
+    """Extension, for models that clone voices, as the next ones: URL of a recording of the voice to speak
+    with, instead of `voice`; as in chats, a data URL or one of an allowed host."""
     ref_text: Annotated[str, Field(max_length=MAX_INSTRUCTIONS)] | None = None
     """Extension: what is said in `ref_audio`. With it, speech continues the recording and resembles it more;
     without, it has its voice."""
@@ -97,8 +97,8 @@ class SpeechRequest(BaseModel):
     """Extension: speech that has not ended at its limit of codec tokens is an error, instead of a file that
     stops there. The limit follows from the text's length."""
     non_streaming_mode: bool | None = None
-    """Extension, for models that read: whether the model gets all of the text before it speaks; the default is
-    that of its reference."""
+    """Extension, for models that read: whether the model gets all of the text before it speaks; the default
+    is that of its reference."""
     response_format: Annotated[str, Field(json_schema_extra={"enum": [*SPEECH_FORMATS, "pcm16"]})] | None = (
         None
     )
@@ -229,7 +229,8 @@ async def audio_pieces(
     on_alignment: Callable[[TextAlignment], None] = lambda _: None,
 ) -> AsyncGenerator[bytes, None]:
     """Yields the audio file as it is made, and an empty piece after `heartbeat_s` seconds of silence. A whole
-    file is yielded once it is complete, and `stream` holds it: a client that reads slowly can lose the rest."""
+    file is yielded once it is complete, and `stream` holds it: a client that reads slowly can lose the
+    rest."""
     tempo = TempoFilter(speed) if speed != 1 else None
     encoder = StreamEncoder(audio_format, is_whole=is_whole)
 

@@ -85,8 +85,8 @@ def _on_one_line(json: str) -> bytes:
 
 
 class StreamResponse(Response):
-    """Sends `first` and `pieces`. Always closes `pieces` and then `held`, also after a failure, a cancellation
-    or a disconnect."""
+    """Sends `first` and `pieces`. Always closes `pieces` and then `held`, also after a failure, a
+    cancellation or a disconnect."""
 
     failure_level = logging.INFO
     failure_line = "%s failed while it was streamed: %s"

@@ -44,8 +44,8 @@ class VoiceForm(BaseModel):
     consent: Annotated[str, Field(min_length=1, max_length=1024)]
     """Who agreed, and when, that this voice is used; the server keeps it with the voice."""
     ref_text: Annotated[str, Field(max_length=4096)] | None = None
-    """Extension: what is said in the recording. With it, speech continues the recording and resembles it more;
-    without, it has its voice."""
+    """Extension: what is said in the recording. With it, speech continues the recording and resembles it
+    more; without, it has its voice."""
 
 
 class CreatedVoice(BaseModel):

@@ -72,10 +72,9 @@ class StreamEncoder:
     """Encodes a waveform piece by piece. Encoding a second to a compressed format takes milliseconds.
 
     The joined pieces are one file, which does not declare its real length: a `wav` declares the maximum, a
-    `flac` none, and an `mp3` lacks the frame with the number of samples to trim at its ends, so players add up
-    to 0.12 s of silence. With `is_whole`, `close` returns the whole file, which declares its length, and
-    `write` returns nothing.
-    """
+    `flac` none, and an `mp3` lacks the frame with the number of samples to trim at its ends, so players add
+    up to 0.12 s of silence. With `is_whole`, `close` returns the whole file, which declares its length, and
+    `write` returns nothing."""
 
     def __init__(self, format: AudioFormat, *, is_whole: bool = False) -> None:
         self._file: io.BytesIO | _Outflow = io.BytesIO() if is_whole else _Outflow()

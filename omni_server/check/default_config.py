@@ -190,8 +190,8 @@ def chosen_config(
     use_cpu: bool = False,
     flags: StageFlags = NO_STAGE_FLAGS,
 ) -> StageConfig:
-    """Plans `base`, which has the flags, for `gpus`; without GPUs, returns `base` or the demo's config. Raises
-    `ConfigError`."""
+    """Plans `base`, which has the flags, for `gpus`; without GPUs, returns `base` or the demo's config.
+    Raises `ConfigError`."""
     defaults = family.default_configs
     assert defaults is not None  # `base` is one of them
     if gpus:

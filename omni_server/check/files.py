@@ -2,9 +2,8 @@
 its config.json. Of weights, it reads the headers of their files: names, types and shapes.
 
 `serve`, `verify` and `Omni` check for damage before they start, and again if an engine does not start, to see
-whether files are the cause: for damaged files vLLM prints hundreds of lines, the last of which names neither the
-file nor the reason.
-"""
+whether files are the cause: for damaged files vLLM prints hundreds of lines, the last of which names neither
+the file nor the reason."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -23,8 +23,8 @@ _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
 
 
 def program() -> str:
-    """The command that starts this program, quoted for a shell: its bare name if PATH leads to this very program,
-    which is not the case in a checkout whose environment is not active."""
+    """The command that starts this program, quoted for a shell: its bare name if PATH leads to this very
+    program, which is not the case in a checkout whose environment is not active."""
     started = Path(sys.argv[0])
     if started.name != PROGRAM:
         return shlex.join([sys.executable, "-m", "omni_server.cli.entry"])

@@ -1,5 +1,5 @@
-"""Settings of a command's own process: it survives unwritable output, opens as many files as it may, and returns
-freed memory to the system."""
+"""Settings of a command's own process: it survives unwritable output, opens as many files as it may, and
+returns freed memory to the system."""
 
 import ctypes
 import io

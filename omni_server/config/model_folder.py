@@ -1,5 +1,5 @@
-"""Resolves MODEL, a local folder or Hugging Face hub id, to the folder of a checkpoint. Also reads a checkpoint's
-`about.json`.
+"""Resolves MODEL, a local folder or Hugging Face hub id, to the folder of a checkpoint. Also reads a
+checkpoint's `about.json`.
 
 The hub client itself reads HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
 """

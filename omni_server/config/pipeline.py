@@ -132,10 +132,9 @@ class Pipeline:
 
     Raises `ValueError` unless the pipeline meets these conditions: It has one entry, and every other stage
     has one source, except the one that makes voices, which stands alone. Payloads fit the engines at both
-    ends. An `ar` stage either writes text, which it may send, or embeddings, or sends frames. A diffusion stage
-    ends in an output: audio from frames, or an image or a voice from its prompt. Each output comes from one
-    stage.
-    """
+    ends. An `ar` stage either writes text, which it may send, or embeddings, or sends frames. A diffusion
+    stage ends in an output: audio from frames, or an image or a voice from its prompt. Each output comes from
+    one stage."""
 
     stages: Mapping[str, StageSpec]
     edges: tuple[EdgeSpec, ...] = ()

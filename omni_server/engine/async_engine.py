@@ -42,17 +42,16 @@ CLOSE_TIMEOUT_S = 30.0
 
 
 class StageOutputProcessor(OutputProcessor):
-    """Takes the place of the output processor that `AsyncLLM` creates, for which it has no parameter. Removes rows
-    and predicted codes, or events, from the outputs before vLLM sees them.
+    """Takes the place of the output processor that `AsyncLLM` creates, for which it has no parameter. Removes
+    rows and predicted codes, or events, from the outputs before vLLM sees them.
 
-    vLLM treats an output with a pooling result as that of a pooling request and does not detokenise it. An event
-    has the form of a result, but does not finish its request (`stages.runtime.step_scheduler`).
-    """
+    vLLM treats an output with a pooling result as that of a pooling request and does not detokenise it. An
+    event has the form of a result, but does not finish its request (`stages.runtime.step_scheduler`)."""
 
     def __init__(self, made: OutputProcessor, runtime: StageRuntimeConfig | None) -> None:
         """Copies the configuration of `made`, which vLLM has just created for an engine without requests.
-        `runtime` is that of an autoregressive stage. If it has `num_predicted`, results that come with tokens are
-        not rows but codes, int16 `[n, num_predicted]`."""
+        `runtime` is that of an autoregressive stage. If it has `num_predicted`, results that come with tokens
+        are not rows but codes, int16 `[n, num_predicted]`."""
         super().__init__(
             made.tokenizer,
             log_stats=made.log_stats,

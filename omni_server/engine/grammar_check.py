@@ -1,11 +1,10 @@
 """Checks the grammars of structured outputs before an engine gets them.
 
 A short grammar can take minutes or gigabytes: xgrammar tries every way to read each token of the vocabulary,
-and repetitions such as `([^"]{1,5000}){1,5000}` multiply these ways. Nothing can interrupt it. So a process with
-limits (`limited_process`) first does all that vLLM will do until the first token: its own checks, the
-compilation, and the first mask. The process is forked from one that has the model's tokenizer, which is itself
-forked from the fork server.
-"""
+and repetitions such as `([^"]{1,5000}){1,5000}` multiply these ways. Nothing can interrupt it. So a process
+with limits (`limited_process`) first does all that vLLM will do until the first token: its own checks, the
+compilation, and the first mask. The process is forked from one that has the model's tokenizer, which is
+itself forked from the fork server."""
 
 import logging
 import os

@@ -1,9 +1,8 @@
 """vLLM's renderer, which an engine's client uses to tokenise prompts and to preprocess media.
 
 vLLM makes one with each client. It copies the tokenizer several times, and holds Python's lock meanwhile:
-every stream of the server would stand still when an engine is restarted. So the renderer of an engine that has
-ended serves its successor.
-"""
+every stream of the server would stand still when an engine is restarted. So the renderer of an engine that
+has ended serves its successor."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

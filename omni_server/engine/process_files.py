@@ -105,8 +105,8 @@ def _check_room(folder: Path) -> None:
 
 
 def check_descriptors() -> None:
-    """Raises `ConfigError` unless file descriptors for an engine's sockets are free. libzmq ends the process if
-    it gets none."""
+    """Raises `ConfigError` unless file descriptors for an engine's sockets are free. libzmq ends the process
+    if it gets none."""
     taken: list[int] = []
     try:
         for _ in range(ENGINE_DESCRIPTORS):

@@ -252,9 +252,8 @@ class FamilyModel(ABC):
         raise NotImplementedError
 
     def speech_text(self, speech: SpeechOutput, voice: str) -> SpeechText:
-        """For the stage that reads text; nothing of the text has been pushed. `voice` is one of `voices`. Raises
-        `InvalidRequestError`.
-        """
+        """For the stage that reads text; nothing of the text has been pushed. `voice` is one of `voices`.
+        Raises `InvalidRequestError`."""
         raise NotImplementedError
 
     def voice_prompt(self, recording: AudioPart, *, has_text: bool) -> DiffusionPrompt:

@@ -68,8 +68,8 @@ class CodecEdge(Protocol):
         ...
 
     def flush(self) -> list[DecoderWindow]:
-        """The frames pause: returns a window of those that can be decoded without more. After it, the numbers of
-        new blocks begin anew."""
+        """The frames pause: returns a window of those that can be decoded without more. After it, the numbers
+        of new blocks begin anew."""
         ...
 
     def finish(self) -> list[DecoderWindow]:
@@ -83,6 +83,6 @@ class CodecEdgeFactory(Protocol):
     def __call__(
         self, plan: ChunkPlan, layout: CodecLayout, *, voice: str, noise_seed: int, past: Sequence[Frame] = ()
     ) -> CodecEdge:
-        """`past`: frames that the stream continues, whose audio is not wanted. Raises `ConfigError` if the plan
-        does not fit the model."""
+        """`past`: frames that the stream continues, whose audio is not wanted. Raises `ConfigError` if the
+        plan does not fit the model."""
         ...

@@ -144,8 +144,8 @@ def _open(
 
 
 def _open_pcm(data: bytes) -> soundfile.SoundFile | None:
-    """Returns None if the process has to read the file: another encoding, or a header without the length, as a
-    recorder that was killed leaves it."""
+    """Returns None if the process has to read the file: another encoding, or a header without the length, as
+    a recorder that was killed leaves it."""
     try:
         file = soundfile.SoundFile(io.BytesIO(data))
     except soundfile.SoundFileError:

@@ -26,8 +26,8 @@ def demuxer_of(data: bytes) -> str | None:
 
 
 def _demuxer_of_frames(data: bytes) -> str | None:
-    """MPEG audio has no file header. Its frames begin with twelve set bits (MPEG-2.5: eleven), the version and
-    the layer, which is 0 in AAC."""
+    """MPEG audio has no file header. Its frames begin with twelve set bits (MPEG-2.5: eleven), the version
+    and the layer, which is 0 in AAC."""
     if len(data) < 2 or data[0] != 0xFF or data[1] & 0xE0 != 0xE0:
         return None
     return "aac" if data[1] & 0xF6 == 0xF0 else "mp3"

@@ -1,10 +1,9 @@
 """Reads untrusted files in processes with limits that the system enforces.
 
-A small file can unpack to gigabytes before its decoder returns anything, keep the decoder busy for minutes, or
-trigger a bug in it. A process has limits of memory and CPU time, can be killed at any moment, and takes nothing
-down with it. A program with the decoder forks one for each file (`limited_program`), which takes milliseconds;
-the server does not load the decoders for this.
-"""
+A small file can unpack to gigabytes before its decoder returns anything, keep the decoder busy for minutes,
+or trigger a bug in it. A process has limits of memory and CPU time, can be killed at any moment, and takes
+nothing down with it. A program with the decoder forks one for each file (`limited_program`), which takes
+milliseconds; the server does not load the decoders for this."""
 
 import atexit
 import fcntl
@@ -64,9 +63,8 @@ class Reader:
 
 
 class Program:
-    """A running program that reads each file in a process of its own, with a function for `limited_program`. It
-    is started when it is first used, again if it was killed, and ends with this process.
-    """
+    """A running program that reads each file in a process of its own, with a function for `limited_program`.
+    It is started when it is first used, again if it was killed, and ends with this process."""
 
     def __init__(self, launch: Callable[[socket.socket], Callable[[], int]]) -> None:
         """`launch` starts a program that serves its end of a socket (`ReaderProcesses`); returns a function

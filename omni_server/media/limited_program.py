@@ -5,10 +5,9 @@ that the system enforces.
 
 READER is the path of a module with a function `read(file, output, arguments)`, which returns the exit status.
 This process loads it with its imports, and forks a process for each file that arrives at the socket CONTROL.
-Such a process has a limit of memory and of CPU time, can open neither files nor sockets, and can only write to
-the pipes that it was given. All processes end when the other end of CONTROL is closed. This program imports
-nothing from the server, which would have to be found, and loaded again.
-"""
+Such a process has a limit of memory and of CPU time, can open neither files nor sockets, and can only write
+to the pipes that it was given. All processes end when the other end of CONTROL is closed. This program
+imports nothing from the server, which would have to be found, and loaded again."""
 
 import ctypes
 import gc

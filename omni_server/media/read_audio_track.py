@@ -1,5 +1,5 @@
-"""Loaded by `limited_program`: decodes the first audio track of a file, FLAC and Ogg with libsndfile if that can
-read all of it, else with FFmpeg.
+"""Loaded by `limited_program`: decodes the first audio track of a file, FLAC and Ogg with libsndfile if that
+can read all of it, else with FFmpeg.
 
 The argument is FFmpeg's name of the format. The output is the sample rate, the number of channels and the
 declared number of samples, 0 if unknown (`HEADER`), then the samples as float32 in the machine's byte order,
@@ -29,8 +29,8 @@ DAMAGED, NO_AUDIO, EMPTY = 3, 4, 5
 
 _BEGINNINGS = {"flac": rb"(?=fLaC\x00\x00\x00\x22)", "ogg": rb"(?=OggS\x00\x02)"}
 """The formats that libsndfile reads, and where each of several files joined to one begins: it would read only
-the first. It reads MP3 as well, but no further than the header says, which may be that of a whole file of which
-this is a part."""
+the first. It reads MP3 as well, but no further than the header says, which may be that of a whole file of
+which this is a part."""
 _UNKNOWN_LENGTH = (1 << 63) - 1
 """libsndfile's `SF_COUNT_MAX`: the length of a FLAC file that was written to a pipe, which it cannot read."""
 _BLOCK_SAMPLES = 1 << 16
@@ -64,8 +64,8 @@ def read(file: BinaryIO, output: BinaryIO, arguments: Sequence[str]) -> int:
 
 
 def _read_with_libsndfile(file: BinaryIO, demuxer: str, output: BinaryIO) -> bool:
-    """FFmpeg's Vorbis ends up to 16 ms too early or too late, its Opus is always decoded at 48 kHz, and it loses
-    frames where FLAC files are joined.
+    """FFmpeg's Vorbis ends up to 16 ms too early or too late, its Opus is always decoded at 48 kHz, and it
+    loses frames where FLAC files are joined.
 
     Returns False, with nothing written, if FFmpeg has to read the file.
     """

@@ -1,12 +1,11 @@
 """Loaded by `limited_program`: decodes an image with Pillow and libheif.
 
-The arguments are `max_image_pixels` and `max_aspect_ratio` of `MediaLimits`, and `header` or `pixels`. The output
-is the height and width (`HEADER`), and with `pixels` the image, RGB, uint8. The exit status is 0 or one of
-those below.
+The arguments are `max_image_pixels` and `max_aspect_ratio` of `MediaLimits`, and `header` or `pixels`. The
+output is the height and width (`HEADER`), and with `pixels` the image, RGB, uint8. The exit status is 0 or
+one of those below.
 
-Pillow reads a whole file for its header, and what it reads may be anything: the first limits of memory and CPU
-time are those of the header, and the size that it declares adds to them.
-"""
+Pillow reads a whole file for its header, and what it reads may be anything: the first limits of memory and
+CPU time are those of the header, and the size that it declares adds to them."""
 
 import os
 import resource

@@ -208,8 +208,8 @@ def _to_rgb(frame: VideoFrame, height: int, width: int) -> npt.NDArray[np.uint8]
     """Returns [height, width, 3], or turned by 90 degrees as the file says.
 
     Shrinks with antialiased bicubic filters, as the models' processors do, and before that converts to BGR:
-    FFmpeg 8.1 converts to planar RGB with wrong pixels at the right edge, and shrinks that four times as fast.
-    """
+    FFmpeg 8.1 converts to planar RGB with wrong pixels at the right edge, and shrinks that four times as
+    fast."""
     converted = frame.reformat(format="bgr24", interpolation=Interpolation.BICUBIC, threads=1)
     shrunk = converted.reformat(width, height, "gbrp", interpolation=Interpolation.BICUBIC, threads=1)
     upright: npt.NDArray[np.uint8] = np.rot90(shrunk.to_ndarray(), round(frame.rotation / 90))

@@ -65,7 +65,8 @@ class RequestMeter:
         has_each_token: bool,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """Without `has_each_token`, its tokens arrive in blocks and the times of single tokens are unknown."""
+        """Without `has_each_token`, its tokens arrive in blocks and the times of single tokens are
+        unknown."""
         self._metrics = metrics
         self._num_prompt_tokens = num_prompt_tokens
         self._has_each_token = has_each_token

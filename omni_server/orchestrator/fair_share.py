@@ -1,10 +1,9 @@
 """Lets callers take turns at the stages: a caller that sends a hundred requests does not make all others wait
 for all of them.
 
-`FairShareQueue` orders requests, for stages that take them whole, by the start tags of start-time fair queueing
-(Goyal, Vin and Cheng, 1996); every request has the same weight. `WindowFairness` orders windows of speech, which
-have deadlines.
-"""
+`FairShareQueue` orders requests, for stages that take them whole, by the start tags of start-time fair
+queueing (Goyal, Vin and Cheng, 1996); every request has the same weight. `WindowFairness` orders windows of
+speech, which have deadlines."""
 
 import bisect
 from collections import defaultdict

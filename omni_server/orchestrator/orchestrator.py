@@ -149,8 +149,8 @@ class Orchestrator:
     async def submit(
         self, request: OmniRequest, deliver: Deliver, pinned_engine: EngineHandle | None = None
     ) -> RequestRun:
-        """Validates, tokenises and starts the request. `pinned_engine`: the engine to choose in its stage, for a
-        warm-up. Raises the errors of `Generator.submit`."""
+        """Validates, tokenises and starts the request. `pinned_engine`: the engine to choose in its stage,
+        for a warm-up. Raises the errors of `Generator.submit`."""
         plan = plan_request(request, self._config, self._family, self._request_timeout_s)
         self._check_open(plan)
         run = RequestRun(request.request_id, self._fair_share.take(request.caller), deliver, pinned_engine)

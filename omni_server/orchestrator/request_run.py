@@ -40,8 +40,8 @@ TaskT = TypeVar("TaskT", bound=GraphTask)
 
 
 class RequestRun:
-    """Implements `omni_server.generation.Generation`. Filled by `add`, then started. `close` must follow if it is
-    not; after that, the request is released in every stage when its task ends, for any reason."""
+    """Implements `omni_server.generation.Generation`. Filled by `add`, then started. `close` must follow if
+    it is not; after that, the request is released in every stage when its task ends, for any reason."""
 
     prompt: PromptTokens
 
@@ -137,8 +137,8 @@ class RequestRun:
             self._deliver(event)
 
     def close(self) -> None:
-        """Drops embeddings that have not been handed on or that arrive later, leaves all engines, and delivers
-        the last event if the request was started. Harmless if already closed."""
+        """Drops embeddings that have not been handed on or that arrive later, leaves all engines, and
+        delivers the last event if the request was started. Harmless if already closed."""
         if self._is_closed:
             return
         self._is_closed = True

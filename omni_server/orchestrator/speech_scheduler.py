@@ -133,8 +133,8 @@ class PlayoutClock:
         self._scheduler.recent_frames.append(self._num_frames)
 
     def window_sent(self, start_s: float) -> float:
-        """The next window is sent to the decoder; its audio begins at `start_s`. Returns its deadline, which is
-        never before that of a first window that is still in the decoder. If playback has not begun, it is
+        """The next window is sent to the decoder; its audio begins at `start_s`. Returns its deadline, which
+        is never before that of a first window that is still in the decoder. If playback has not begun, it is
         assumed to begin now; if it has paused, to go on now."""
         now = self._scheduler.clock()
         if self._may_pause and self.started_at is not None:

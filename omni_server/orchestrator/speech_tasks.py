@@ -239,9 +239,9 @@ class TextOutput:
         speaker: ArTask | None = None,
         written: WrittenText | None = None,
     ) -> None:
-        """`speaker` is the stage that receives the embeddings of the text. `spoken_text` is set if a stop string
-        may cut text that would otherwise be spoken, or if text may turn out to be a tool call. `tool_parser`
-        is set if the model may call tools, `written` if another stage reads the text."""
+        """`speaker` is the stage that receives the embeddings of the text. `spoken_text` is set if a stop
+        string may cut text that would otherwise be spoken, or if text may turn out to be a tool call.
+        `tool_parser` is set if the model may call tools, `written` if another stage reads the text."""
         self._request = request
         self._stage = stage
         self._prompt = prompt

@@ -59,8 +59,8 @@ class TextSource:
         return not self._is_complete and num_frames > self._feeder.num_generated_rows
 
     def given(self, frame: int) -> str:
-        """What the entry was given with this frame, besides what it had before: the tokens in the prompt with the
-        first one, and a token with each later one."""
+        """What the entry was given with this frame, besides what it had before: the tokens in the prompt with
+        the first one, and a token with each later one."""
         end = self._num_prompted + frame
         return "".join(self._text.token_texts[max(0, end - 1) if frame else 0 : max(0, end)])
 

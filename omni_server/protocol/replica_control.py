@@ -11,8 +11,8 @@ import msgspec
 SOCKET_NAME = "replicas.sock"
 
 ReplicaStatus = Literal["up", "draining", "down", "failed"]
-"""`draining`: gets no new requests, because it is about to be replaced or is being warmed up. `down`: is being
-started again. `failed`: has died too often, and waits until the policy allows another restart."""
+"""`draining`: gets no new requests, because it is about to be replaced or is being warmed up. `down`: is
+being started again. `failed`: has died too often, and waits until the policy allows another restart."""
 
 
 class ListReplicas(msgspec.Struct, frozen=True, tag="list"):

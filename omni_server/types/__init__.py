@@ -162,8 +162,8 @@ class ClonedVoice:
 
 
 class Flush(Enum):
-    """Among the pieces of a text: what has come so far is spoken without waiting for the end of its last word.
-    Other tokens may spell a word that is flushed before it is complete."""
+    """Among the pieces of a text: what has come so far is spoken without waiting for the end of its last
+    word. Other tokens may spell a word that is flushed before it is complete."""
 
     FLUSH = "flush"
 
@@ -367,8 +367,8 @@ class AudioDelta:
 
 @dataclass(frozen=True)
 class TextAlignment:
-    """The next piece of a text that is spoken, as its normal form writes it (NFC), and when the model was given
-    it. Precedes the audio."""
+    """The next piece of a text that is spoken, as its normal form writes it (NFC), and when the model was
+    given it. Precedes the audio."""
 
     text: str
     end_sample: int

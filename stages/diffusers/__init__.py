@@ -1,4 +1,5 @@
-"""Diffusers pipelines that generate images: any folder with a `model_index.json` of diffusers' own classes."""
+"""Diffusers pipelines that generate images: any folder with a `model_index.json` of diffusers' own
+classes."""
 
 from stages.diffusers.family import DiffusersFamily
 

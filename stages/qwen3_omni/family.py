@@ -88,11 +88,10 @@ class Qwen3OmniModel(QwenOmniModel):
     Checkpoints without a talker (`enable_audio_output` is false, as in the Thinking and Captioner releases)
     have neither voices nor a codec.
 
-    The checkpoint's template adds no system message, and speech needs none. The authors' model card recommends
-    one for voice chats, which limits answers to 50 spoken words; callers who want that can send it. The
-    template can write tools, but then takes the system message as plain text only, so `PromptRenderer` writes
-    them, in the same words.
-    """
+    The checkpoint's template adds no system message, and speech needs none. The authors' model card
+    recommends one for voice chats, which limits answers to 50 spoken words; callers who want that can send
+    it. The template can write tools, but then takes the system message as plain text only, so
+    `PromptRenderer` writes them, in the same words."""
 
     # From the evaluation section of the model card: no system message, and the audio before the text. There,
     # the language is always given.

@@ -1,10 +1,10 @@
 """The reference: transformers' Qwen3-Omni, decoding greedily but forced along this server's answer.
 
-`stages.qwen_omni.forced_reference` explains the forcing, `reference_repairs` what is repaired in transformers. In
-addition, `generate` takes the end of the text from a Python default instead of the checkpoint
-(`thinker_eos_token_id`), so it is always given; and the code predictor runs at the beginning of the next step
-(3302), so speech that ends at its limit needs one more step for the predicted codes of its last frame.
-"""
+`stages.qwen_omni.forced_reference` explains the forcing, `reference_repairs` what is repaired in
+transformers. In addition, `generate` takes the end of the text from a Python default instead of the
+checkpoint (`thinker_eos_token_id`), so it is always given; and the code predictor runs at the beginning of
+the next step (3302), so speech that ends at its limit needs one more step for the predicted codes of its last
+frame."""
 
 import numpy as np
 import numpy.typing as npt

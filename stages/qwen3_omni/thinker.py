@@ -155,8 +155,9 @@ class Qwen3OmniThinker(MediaPositions, VideoWithTrackModel, Qwen3OmniMoeThinkerF
         *,
         is_multimodal: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Clears the visual features of the previous step first. vLLM clears them in `forward`, which does not
-        run when the step is replayed as a CUDA graph; the next step would then add them to its own tokens."""
+        """Clears the visual features of the previous step first. vLLM clears them in `forward`, which does
+        not run when the step is replayed as a CUDA graph; the next step would then add them to its own
+        tokens."""
         self._clear_deepstack_input_embeds(self.deepstack_input_embeds_num_tokens)
         embeds: torch.Tensor = super().embed_input_ids(
             input_ids, multimodal_embeddings, is_multimodal=is_multimodal

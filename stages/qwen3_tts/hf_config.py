@@ -1,5 +1,5 @@
-"""The configs of Qwen3-TTS, which transformers does not know, and what vLLM sees of them in each stage's engine
-(`hf_overrides`).
+"""The configs of Qwen3-TTS, which transformers does not know, and what vLLM sees of them in each stage's
+engine (`hf_overrides`).
 
 vLLM also calls these functions with a placeholder of another class, which they return unchanged.
 """

@@ -81,8 +81,8 @@ class Qwen3TTSTalker(FrameTalker):
         return rows
 
     def _summed(self, frames: torch.Tensor) -> torch.Tensor:
-        """The sums of the embeddings of all codes of each frame: float32 `[num_frames, hidden_size]`. Waits for
-        the running step, as most tables, 126 MB in 1.7B, are on the device alone."""
+        """The sums of the embeddings of all codes of each frame: float32 `[num_frames, hidden_size]`. Waits
+        for the running step, as most tables, 126 MB in 1.7B, are on the device alone."""
         tables = self.code_predictor.codec_embedding
         _check_ids("code", (int(frames.min()), int(frames.max())), 0, tables.shape[1])
         predicted = self.embed_predicted(frames[:, 1:].to(tables.device))

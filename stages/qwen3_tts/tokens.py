@@ -24,8 +24,8 @@ class TextTokenizer:
     def __init__(self, model_dir: Path) -> None:
         from transformers import Qwen2Tokenizer
 
-        # The published checkpoints have no tokenizer.json. transformers takes their folders for Mistral's, and
-        # would fix that.
+        # The published checkpoints have no tokenizer.json. transformers takes their folders for Mistral's,
+        # and would fix that.
         loaded: Any = Qwen2Tokenizer.from_pretrained(model_dir, fix_mistral_regex=False)
         self._with_special: Tokenizer = loaded.backend_tokenizer
         self._plain = Tokenizer(self._with_special.model)

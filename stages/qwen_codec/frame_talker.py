@@ -93,8 +93,8 @@ class FrameTalker(CodecTalker):
         return table
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Raises `ConfigError` for a part of the code predictor that is missing, unknown or misshapen: vLLM checks
-        whole parameters only, and not those of quantized checkpoints."""
+        """Raises `ConfigError` for a part of the code predictor that is missing, unknown or misshapen: vLLM
+        checks whole parameters only, and not those of quantized checkpoints."""
         parts = self.code_predictor.checkpoint_parts()
         loaded = super().load_weights(without_parts(parts, weights, "talker.code_predictor."))
         return loaded | {f"code_predictor.{name}" for name, _ in self.code_predictor.named_parameters()}

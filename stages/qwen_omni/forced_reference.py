@@ -1,7 +1,7 @@
 """What the families' references share: transformers, decoding greedily but forced along this server's answer.
 
-`ForcedReference` is the one implementation of the right answers: `omni-server verify` forces it along an answer,
-and the parity tests let it generate freely.
+`ForcedReference` is the one implementation of the right answers: `omni-server verify` forces it along an
+answer, and the parity tests let it generate freely.
 
 It is forced token by token and records every step at which it would have chosen another token. Forcing
 changes nothing as long as it agrees, so no difference means equal answers. After a first difference, where
@@ -30,7 +30,8 @@ class NothingToSpeakError(Exception):
 
 
 class ForcedReference(ABC):
-    """Implements `omni_server.protocol.reference.Reference` for models of a thinker, a talker and a decoder."""
+    """Implements `omni_server.protocol.reference.Reference` for models of a thinker, a talker and a
+    decoder."""
 
     model_class: Any
     """Of transformers."""
@@ -193,8 +194,8 @@ def processed(processor: Any, messages: Sequence[ChatMessage]) -> BatchFeature:
 
 
 def moved(inputs: BatchFeature, device: torch.device, dtype: torch.dtype) -> BatchFeature:
-    """For a model on `device` and in `dtype`. Positions are computed of the seconds per grid, which keep their
-    precision."""
+    """For a model on `device` and in `dtype`. Positions are computed of the seconds per grid, which keep
+    their precision."""
     seconds = inputs.get("video_second_per_grid")
     on_device: BatchFeature = inputs.to(device).to(dtype)
     if seconds is not None:

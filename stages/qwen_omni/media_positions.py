@@ -72,7 +72,8 @@ class MediaPositions:
 
 
 def check_talker_positions(config: PreTrainedConfig, *names: str) -> None:
-    """The talker's positions are computed here, with the thinker's config; in the reference, with the talker's.
+    """The talker's positions are computed here, with the thinker's config; in the reference, with the
+    talker's.
 
     Raises `ConfigError` if they differ in one of `names`, or in the size of patches.
     """

@@ -22,8 +22,8 @@ def load_weights_exactly(module: torch.nn.Module, weights: Weights, prefix: str)
 def without_parts(
     parts: Mapping[str, torch.Tensor], weights: Weights, prefix: str
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Copies the weights whose names begin with `prefix` to `parts`, which have the same names without it, and
-    yields the others.
+    """Copies the weights whose names begin with `prefix` to `parts`, which have the same names without it,
+    and yields the others.
 
     Raises `ConfigError` if one is missing, unknown or misshapen."""
     missing = dict(parts)

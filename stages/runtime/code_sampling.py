@@ -50,8 +50,8 @@ class Chooser(Protocol):
     """A `Choose` for one step."""
 
     is_broken: torch.Tensor
-    """Whether NaN or positive infinity was among the logits of a row so far: bool `[n]`. Its ids are then valid,
-    but mean nothing."""
+    """Whether NaN or positive infinity was among the logits of a row so far: bool `[n]`. Its ids are then
+    valid, but mean nothing."""
 
     def __call__(self, logits: torch.Tensor, codebook: int) -> torch.Tensor: ...
 

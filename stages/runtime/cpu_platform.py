@@ -6,8 +6,8 @@ from vllm.platforms.cpu import CpuPlatform
 
 
 class ForkedCpuPlatform(CpuPlatform):
-    """vLLM's replaces Triton's kernels in each worker. It searches all modules for them, which takes 40 % of the
-    CPU time of a small engine's start. What the fork server has replaced is inherited."""
+    """vLLM's replaces Triton's kernels in each worker. It searches all modules for them, which takes 40 % of
+    the CPU time of a small engine's start. What the fork server has replaced is inherited."""
 
     @classmethod
     @cache

@@ -62,7 +62,8 @@ class StoredRows:
         return found
 
     def prompt_positions(self, prompt_length: int) -> torch.Tensor | None:
-        """M-RoPE positions of this stage's prompt, float32 `[3, prompt_length]`, or None if none were sent."""
+        """M-RoPE positions of this stage's prompt, float32 `[3, prompt_length]`, or None if none were
+        sent."""
         if not self.positions:
             return None
         positions = torch.arange(prompt_length, dtype=torch.float32).repeat(3, 1)

@@ -30,9 +30,8 @@ def begin(config: object, *, is_first_rank: bool = True) -> ProgressReporter:
     """Makes this process a part of the server that started it. Must be called in the main thread, before
     anything uses the device.
 
-    `config` is vLLM's `additional_config`: that of a stage, or anything else in a standalone engine. The first
-    rank reports for the others, too.
-    """
+    `config` is vLLM's `additional_config`: that of a stage, or anything else in a standalone engine. The
+    first rank reports for the others, too."""
     end_with_parent()
     redirect_native_stderr()
     if not isinstance(config, StageRuntimeConfig | DiffusionRuntimeConfig):

@@ -27,6 +27,7 @@ def packed(positions: torch.Tensor) -> torch.Tensor:
 
 
 def unpacked(positions: torch.Tensor) -> torch.Tensor:
-    """Int64 `[..., n]`, from 0 on, to the nearest float32: what float32 gives as the sum of index and delta."""
+    """Int64 `[..., n]`, from 0 on, to the nearest float32: what float32 gives as the sum of index and
+    delta."""
     halves = positions.view(torch.int32)  # on x86-64, the low ones are first
     return torch.add(halves[..., ::2], halves[..., 1::2].float(), alpha=2.0**-_FRACTION_BITS)

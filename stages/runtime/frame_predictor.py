@@ -26,9 +26,8 @@ from stages.runtime.stage_step import StepBatch
 class FramePredictor(Protocol):
     """What the model of a stage with predicted codebooks implements.
 
-    `predict` makes no decision on the host, and no row depends on another: a CUDA graph may replay it, with the
-    batch padded.
-    """
+    `predict` makes no decision on the host, and no row depends on another: a CUDA graph may replay it, with
+    the batch padded."""
 
     num_predicted: int
     """Codes added to each sampled token."""

@@ -4,9 +4,8 @@ A predictor is a small model that runs once per codebook. Launched one by one, i
 frame, take the host many times longer than the GPU needs for them.
 
 The graphs are recorded with vLLM's own, for the first time when it measures their memory, and are kept from
-then on: unlike vLLM's, they read no KV cache. Their memory is a pool of their own, because vLLM may still read
-the output of its graphs after the codes have been predicted.
-"""
+then on: unlike vLLM's, they read no KV cache. Their memory is a pool of their own, because vLLM may still
+read the output of its graphs after the codes have been predicted."""
 
 import bisect
 from collections.abc import Iterator

@@ -48,9 +48,9 @@ from stages.runtime.stage_outputs import (
 from stages.runtime.stage_step import StageStep, TakenSlot, attach_step, open_queue, open_queues, stage_config
 
 PROMPT_DELAY_S, MAX_PROMPT_DELAY_S = (0.012, 0.048) if current_platform.is_cpu() else (0.002, 0.008)
-"""For the prompts of a stage that is not fed. They arrive from the server, which prepares them one by one, and on
-two cores takes 5 to 9 ms for each. If the first of four simultaneous prompts is computed alone, its windows are
-decoded apart from then on, for 10 % more CPU time."""
+"""For the prompts of a stage that is not fed. They arrive from the server, which prepares them one by one,
+and on two cores takes 5 to 9 ms for each. If the first of four simultaneous prompts is computed alone, its
+windows are decoded apart from then on, for 10 % more CPU time."""
 
 MAX_HOLD_S = 0.2
 """How long a request whose text does not go on keeps its seat and its KV blocks if others need them. It is
@@ -84,7 +84,8 @@ class StageScheduler(BatchingScheduler):
         self._load_report = LoadReport()
         self._grammar_watch = GrammarWatch()
         self._grammars: dict[str, WatchedGrammar] = {}
-        # For grammars that the server has checked. xgrammar's threads get the priority of those that start them.
+        # For grammars that the server has checked. xgrammar's threads get the priority of those that start
+        # them.
         self.structured_output_manager.executor = ThreadPoolExecutor(
             max(1, (os.cpu_count() or 1) // 2), "grammar compiler", os.nice, (COMPILE_NICENESS,)
         )

@@ -16,8 +16,8 @@ from tests.checkpoints.end_token import end_row
 from tests.checkpoints.random_values import normal
 
 CODES = 2048
-"""Codec ids 0..2047 are sounds, in each of the codebooks. A talker's vocabulary has special ids behind them, of
-which only the end can be sampled."""
+"""Codec ids 0..2047 are sounds, in each of the codebooks. A talker's vocabulary has special ids behind them,
+of which only the end can be sampled."""
 CODEBOOKS = 16
 
 _ATTENTION_GAIN = 1.4
@@ -96,10 +96,9 @@ def shape_codec_head(
 ) -> None:
     """Keep only the rows of codes and special codes: real talkers never learn the other ids.
 
-    `talker` takes `inputs_embeds` [1, length, width]: embeddings of `codes`, those of the `predicted` codebooks
-    and `text_rows` of text ids. Text is `spoken` tokens, then `text_pad`. From there on, `end` has `end_chance` in
-    each greedy step.
-    """
+    `talker` takes `inputs_embeds` [1, length, width]: embeddings of `codes`, those of the `predicted`
+    codebooks and `text_rows` of text ids. Text is `spoken` tokens, then `text_pad`. From there on, `end` has
+    `end_chance` in each greedy step."""
     weight = head.weight
     rows = weight.clone()
     weight.zero_()

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 Distribution = Callable[[nn.Module, str, str, nn.Parameter], tuple[float, float]]
-"""Takes a module, its name, the name of a parameter in it and the parameter. Returns the mean and the standard
-deviation of the parameter's values."""
+"""Takes a module, its name, the name of a parameter in it and the parameter. Returns the mean and the
+standard deviation of the parameter's values."""
 
 
 def normal(name: str, shape: Iterable[int], seed: int) -> torch.Tensor:

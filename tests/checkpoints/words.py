@@ -29,7 +29,8 @@ SPOKEN = tuple(
     world would write year yellow yes yet you young your zebra
     """.split()  # noqa: SIM905
 )
-"""Lower-case words; with a leading space each is one token, and only these (and `PUNCTUATION`) are ever generated."""
+"""Lower-case words; with a leading space each is one token, and only these (and `PUNCTUATION`) are ever
+generated."""
 
 PUNCTUATION = (".", ",")
 

@@ -182,8 +182,8 @@ CASES = (
     Case("predicted codes", "NaN", READ_ALOUD, "talker", "logits", is_streamed=True),
     Case("windows", "the first again", READ_ALOUD, "code2wav", "window_sequence", is_streamed=True),
 )
-"""Behind its prompts, Qwen3-TTS has Qwen3-Omni's stages. What else the server finds wrong with windows and sound
-is in tests/unit/orchestrator/test_request_end.py."""
+"""Behind its prompts, Qwen3-TTS has Qwen3-Omni's stages. What else the server finds wrong with windows and
+sound is in tests/unit/orchestrator/test_request_end.py."""
 
 
 @pytest.mark.parametrize(

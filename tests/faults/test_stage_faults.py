@@ -186,8 +186,8 @@ def one_restart_of(
     before: Before,
     family: OmniFamily = QWEN3_OMNI,
 ) -> Iterator[None]:
-    """The block makes the stage go down, and it stays down there. Behind it everything is as it was, but for the
-    stage's process."""
+    """The block makes the stage go down, and it stays down there. Behind it everything is as it was, but for
+    the stage's process."""
     pids = {name: server.pid_of(name) for name in family.stages}
     restarts = samples(client)
     with starts_held():

@@ -1,8 +1,7 @@
 """Checkpoints and pipelines that the integration tests share.
 
-Engines take processor time even when they have nothing to do. So tests that share some run one after the other,
-and the engines end when a file follows that does not need them.
-"""
+Engines take processor time even when they have nothing to do. So tests that share some run one after the
+other, and the engines end when a file follows that does not need them."""
 
 from collections import defaultdict
 from collections.abc import Iterator

@@ -99,8 +99,8 @@ def _run(arguments: list[str], cwd: Path, environment: dict[str, str], stdout: P
         os.dup2(file, descriptor)
         os.close(file)
     tempfile.tempdir = None
-    # As a new interpreter, it has a resource tracker of its own, which removes the semaphores of a server that was
-    # killed, and the process that it forks engines from has not been prepared yet.
+    # As a new interpreter, it has a resource tracker of its own, which removes the semaphores of a server
+    # that was killed, and the process that it forks engines from has not been prepared yet.
     vars(resource_tracker._resource_tracker).update(_fd=None, _pid=None)  # type: ignore[attr-defined]
     del sys.modules[fork_server._PREPARATION]
     sys.argv = ["omni-server", *arguments]

@@ -1,5 +1,6 @@
-"""What the servers and engines of a test run need not do each by itself, because the process that they are forked
-from has imported this module. It was most of the processor time of their starts and ends, and changes no answer."""
+"""What the servers and engines of a test run need not do each by itself, because the process that they are
+forked from has imported this module. It was most of the processor time of their starts and ends, and changes
+no answer."""
 
 import gc
 import importlib

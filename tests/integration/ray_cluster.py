@@ -1,5 +1,5 @@
-"""A program that runs a Ray cluster of two nodes with room for one pipeline each: prints its address, and ends
-it when its standard input ends.
+"""A program that runs a Ray cluster of two nodes with room for one pipeline each: prints its address, and
+ends it when its standard input ends.
 
 Run by root, the second node has a /dev/shm of its own, as another machine has. Otherwise both share one.
 `ray stop` would end every Ray cluster of this machine.

@@ -42,9 +42,9 @@ class ServerProcess:
         has_queue: bool = True,
         stage_config: str | None = QWEN2_5_OMNI.stage_config,
     ) -> None:
-        """`checkpoint`: None serves the speaking demo. `stdout`: where its standard output goes, if not to the
-        log. Without `is_forked` it is a new interpreter, which imports all by itself. `has_queue`: embeddings
-        flow from one stage to another."""
+        """`checkpoint`: None serves the speaking demo. `stdout`: where its standard output goes, if not to
+        the log. Without `is_forked` it is a new interpreter, which imports all by itself. `has_queue`:
+        embeddings flow from one stage to another."""
         self._log = log
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -247,7 +247,8 @@ def command_line(pid: int) -> str:
 
 
 def free_port() -> int:
-    """Below those that the kernel gives to whoever asks for any: nobody gets it before the server binds it."""
+    """Below those that the kernel gives to whoever asks for any: nobody gets it before the server binds
+    it."""
     while True:
         port = secrets.choice(range(20_000, 32_000))
         with socket.socket() as probe, suppress(OSError):

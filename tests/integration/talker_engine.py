@@ -1,8 +1,8 @@
 """Speaks utterances on a single talker engine in this process, without a server. Used by test_frames.
 
-The arguments are a checkpoint folder, and files for `torch.load` and `torch.save`: the utterances by name, the runs
-`(Engine, Speaking)`, and the results. vLLM's V2 model runner needs tests/integration/v2_on_cpu on PYTHONPATH.
-"""
+The arguments are a checkpoint folder, and files for `torch.load` and `torch.save`: the utterances by name,
+the runs `(Engine, Speaking)`, and the results. vLLM's V2 model runner needs tests/integration/v2_on_cpu on
+PYTHONPATH."""
 
 import random
 import sys

@@ -74,8 +74,8 @@ class Served:
 
     @asynccontextmanager
     async def at_once(self, num_requests: int) -> AsyncIterator[None]:
-        """What is submitted in the block, this many requests, begins at its end: until the engine has all of them,
-        its steps are full."""
+        """What is submitted in the block, this many requests, begins at its end: until the engine has all of
+        them, its steps are full."""
         run = await self.submit("full", size=WHOLE_STEP, num_steps=NEVER_ENDS)
         try:
             async with asyncio.timeout(WAIT_S):

@@ -1,5 +1,6 @@
 """The talker and its code predictor in vLLM's engine give the frames of transformers: all 16 codes, in every
-batch, and again after a preemption. tests/integration/test_qwen3_parity.py has the same with a whole pipeline."""
+batch, and again after a preemption. tests/integration/test_qwen3_parity.py has the same with a whole
+pipeline."""
 
 import os
 import subprocess

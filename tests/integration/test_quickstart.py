@@ -90,7 +90,8 @@ def test_it_works_as_it_stands(server: ServerProcess, checkout: Path, block: Blo
 def test_the_python_api_works_as_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process, which has imported vLLM; tests/integration/test_start_output.py starts in a new one."""
+    """In this process, which has imported vLLM; tests/integration/test_start_output.py starts in a new
+    one."""
     (program,) = [
         block.text
         for block in blocks(ROOT / "docs" / "faq.md")

@@ -1,5 +1,5 @@
-"""Qwen3-Omni's whole pipeline gives the same answers when memory runs short, after each engine's death, and with
-seeds."""
+"""Qwen3-Omni's whole pipeline gives the same answers when memory runs short, after each engine's death, and
+with seeds."""
 
 import asyncio
 from collections.abc import Iterator, Sequence

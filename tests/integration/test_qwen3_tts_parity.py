@@ -265,7 +265,8 @@ def test_a_word_is_reported_with_the_first_frame_that_depends_on_it(two_seats: S
 
 @pytest.mark.parametrize("served", ["tiny.custom_voice"], indirect=True)
 def test_sessions_speak_while_they_are_written_and_leave_nothing(served: Served) -> None:
-    """Two hundred, half of which are left at a moment of their own, and a tenth is never written to its end."""
+    """Two hundred, half of which are left at a moment of their own, and a tenth is never written to its
+    end."""
     live = served.live
 
     async def session(app: FastAPI, number: int) -> None:

@@ -36,8 +36,8 @@ DEPLOY_TIMEOUT_S = 900
 REPLACEMENT_TIMEOUT_S = 180
 SAMPLE_RATE = 24000
 MAX_AUDIO_AHEAD_S = 2
-"""The next piece of audio, of 2 s at most, is sent when a listener has so much to play. With Ray's default of 10 a
-surviving stream would be followed for longer."""
+"""The next piece of audio, of 2 s at most, is sent when a listener has so much to play. With Ray's default of
+10 a surviving stream would be followed for longer."""
 
 
 @dataclass(frozen=True)

@@ -305,8 +305,8 @@ def test_talker_speaks_exactly_as_many_codec_tokens_as_it_is_told(
 
 @for_each_family
 def test_stop_string_cuts_the_text_and_is_not_spoken(family: OmniFamily, client: httpx2.Client) -> None:
-    """With k tokens before the stop string, what is spoken is what `max_tokens=k` speaks, or `k + 1` where the
-    last token of a text has no row, whatever it was."""
+    """With k tokens before the stop string, what is spoken is what `max_tokens=k` speaks, or `k + 1` where
+    the last token of a text has no row, whatever it was."""
     num_kept = 12
 
     def cut(max_tokens: int, **fields: Any) -> tuple[str, bytes]:

@@ -1,4 +1,5 @@
-"""What is sent to the server: media and conversations, which are answered, and mistakes, which are refused."""
+"""What is sent to the server: media and conversations, which are answered, and mistakes, which are
+refused."""
 
 import io
 from typing import Any

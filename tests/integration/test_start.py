@@ -21,8 +21,8 @@ DEADLINE_S = 120.0
 
 
 async def wait_until_there_are_only(before: set[BaseProcess]) -> None:
-    """Or fewer: some may be those of an earlier start. A constructor that is still at work in its thread may start
-    one, which is ended at once."""
+    """Or fewer: some may be those of an earlier start. A constructor that is still at work in its thread may
+    start one, which is ended at once."""
     async with asyncio.timeout(DEADLINE_S):
         while (  # noqa: ASYNC110 - threads and processes are looked at
             any(thread.name == cancellation.THREAD_NAME for thread in threading.enumerate())

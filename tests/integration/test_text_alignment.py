@@ -1,4 +1,5 @@
-"""When words are reported as spoken, compared with where they are heard in speech that says one token a frame."""
+"""When words are reported as spoken, compared with where they are heard in speech that says one token a
+frame."""
 
 import asyncio
 import json
@@ -29,8 +30,8 @@ NUM_CONTROL_IDS = 1024
 
 
 class SpellingTalker:
-    """A checkpoint whose talker forgets everything but the text row of its position, so that each frame says the
-    token that the talker was given with it."""
+    """A checkpoint whose talker forgets everything but the text row of its position, so that each frame says
+    the token that the talker was given with it."""
 
     def __init__(self, folder: Path) -> None:
         make_demo_checkpoint(folder, family="qwen3_tts")

@@ -1,8 +1,8 @@
-"""Qwen3-Omni's Thinking and Captioner releases have no talker. They are served as they are, and refuse speech.
+"""Qwen3-Omni's Thinking and Captioner releases have no talker. They are served as they are, and refuse
+speech.
 
-Their folders are alike: config.json has `enable_audio_output: false` and neither of the sections of talker and
-decoder, and there are no weights of them.
-"""
+Their folders are alike: config.json has `enable_audio_output: false` and neither of the sections of talker
+and decoder, and there are no weights of them."""
 
 import json
 import shutil

@@ -46,8 +46,8 @@ def leaks(server: SupervisedServer, client: httpx2.Client, wanted: Census) -> di
 def _is_back(name: str, before: float, now: float) -> bool:
     if name.startswith(_THREADS):
         return now <= before + _MORE_THREADS
-    # Some files of the start are closed whenever the garbage collector comes to them. A task may have waited for
-    # an engine to say that it is healthy.
+    # Some files of the start are closed whenever the garbage collector comes to them. A task may have waited
+    # for an engine to say that it is healthy.
     if name.startswith(_FILES) or name == _TASKS:
         return now <= before
     return now == before

@@ -90,7 +90,8 @@ class Qwen3TTSReference:
             self._program.close()
 
     def answers_of(self, cases: Iterable[TTSCase]) -> dict[str, Spoken]:
-        """By the cases' names. Computed in batches: one call with many cases is much faster than many calls."""
+        """By the cases' names. Computed in batches: one call with many cases is much faster than many
+        calls."""
         batches: dict[tuple[str, bool, int], list[TTSCase]] = defaultdict(list)
         for case in cases:
             batches[case.checkpoint, case.streams_text, case.min_frames].append(case)

@@ -11,7 +11,8 @@ from tests.checkpoints.qwen3_tts.tokens import CAMEL_CASE
 
 @dataclass(frozen=True)
 class Clone:
-    """A voice of a base checkpoint. Its numbers are random: comparisons do not depend on where they are from."""
+    """A voice of a base checkpoint. Its numbers are random: comparisons do not depend on where they are
+    from."""
 
     num_frames: int = 0
     """Of reference audio; 0: the voice is its vector only."""

@@ -2,10 +2,10 @@
 
 Usage: python -m tests.reference.qwen3_tts_reference
 
-Each line of its input is a JSON list: a file with questions, and one for the answers. `tests.reference.qwen3_tts`
-runs it in the environment of `scripts/setup-consumers`, writes the questions and reads the answers. It is a
-program because the package changes functions of transformers for the whole process.
-"""
+Each line of its input is a JSON list: a file with questions, and one for the answers.
+`tests.reference.qwen3_tts` runs it in the environment of `scripts/setup-consumers`, writes the questions and
+reads the answers. It is a program because the package changes functions of transformers for the whole
+process."""
 
 import json
 import sys

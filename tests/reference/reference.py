@@ -1,4 +1,5 @@
-"""The reference implementation of Qwen2.5-Omni (`stages.qwen2_5_omni.reference`), and what its parts pass on."""
+"""The reference implementation of Qwen2.5-Omni (`stages.qwen2_5_omni.reference`), and what its parts pass
+on."""
 
 from dataclasses import dataclass
 from typing import Any

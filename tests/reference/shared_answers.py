@@ -14,18 +14,18 @@ T = TypeVar("T")
 
 
 class SharedAnswers:
-    """Those of one checkpoint. The first process that asks a question computes the answer and writes it into a
-    folder; others that ask it meanwhile wait."""
+    """Those of one checkpoint. The first process that asks a question computes the answer and writes it into
+    a folder; others that ask it meanwhile wait."""
 
     def __init__(self, model_dir: Path, folder: Path | None) -> None:
-        """`folder` is one of this test run, so that no answer outlives the code that gave it. Without a folder
-        nothing is shared, and each answer is computed."""
+        """`folder` is one of this test run, so that no answer outlives the code that gave it. Without a
+        folder nothing is shared, and each answer is computed."""
         self._folder = folder
         self._checkpoint = "" if folder is None else digest(model_dir)
 
     def get_all(self, questions: Mapping[str, QuestionT], answer: Callable[[QuestionT], T]) -> dict[str, T]:
-        """As `get`. Processes that ask the same questions at the same time share the work: each computes what no
-        other one does at the moment."""
+        """As `get`. Processes that ask the same questions at the same time share the work: each computes what
+        no other one does at the moment."""
         found: dict[str, T] = {}
         for waits in (False, True):
             for name in [name for name in questions if name not in found]:

@@ -1,5 +1,5 @@
-"""Text to speech as in `speech_only`, but the speaker samples the first code of a frame and predicts the others:
-one step per frame. For tests without engines: Qwen3-Omni's talker is such a stage."""
+"""Text to speech as in `speech_only`, but the speaker samples the first code of a frame and predicts the
+others: one step per frame. For tests without engines: Qwen3-Omni's talker is such a stage."""
 
 from dataclasses import replace
 

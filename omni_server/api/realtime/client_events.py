@@ -198,8 +198,8 @@ async def read_frame(text: str) -> dict[str, JsonValue]:
 
 
 def parse_event(frame: dict[str, JsonValue], events: Mapping[str, type[BaseModel]] = _EVENTS) -> BaseModel:
-    """`events` are the known types. Raises `InvalidRequestError`, with code `invalid_event` for an unknown type,
-    else for the invalid field."""
+    """`events` are the known types. Raises `InvalidRequestError`, with code `invalid_event` for an unknown
+    type, else for the invalid field."""
     kind = frame.get("type")
     schema = events.get(kind) if isinstance(kind, str) else None
     if schema is None:

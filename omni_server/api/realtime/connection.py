@@ -29,8 +29,8 @@ _NORMAL, _GOING_AWAY, _POLICY, _INTERNAL = 1000, 1001, 1008, 1011
 
 
 class Session(Protocol):
-    """What happens in one connection. Calls of `handle` do not overlap; it gets None for a binary frame. `answers`
-    are those in progress. `close` releases everything without sending anything."""
+    """What happens in one connection. Calls of `handle` do not overlap; it gets None for a binary frame.
+    `answers` are those in progress. `close` releases everything without sending anything."""
 
     id: str
 

@@ -73,8 +73,8 @@ def chat_request(request: ResponsesRequest, messages: Sequence[Message]) -> Chat
 
 
 def chat_messages(items: Sequence[InputItem]) -> tuple[list[Message], list[int]]:
-    """Returns the messages, and the index of the first item of each. Calls are part of the assistant's message
-    before them, as in a chat."""
+    """Returns the messages, and the index of the first item of each. Calls are part of the assistant's
+    message before them, as in a chat."""
     messages: list[Message] = []
     sources: list[int] = []
     for index, item in enumerate(items):

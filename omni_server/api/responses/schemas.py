@@ -149,8 +149,8 @@ class ResponsesRequest(SamplingFields):
     """A response with `store: true`, whose input and output come before this input."""
     store: bool | None = None
     """Keep the response in the memory of the server, for `previous_response_id` and
-    `GET /v1/responses/{response_id}`. By default and with false it is not kept; by default, its items are, for
-    references to them."""
+    `GET /v1/responses/{response_id}`. By default and with false it is not kept; by default, its items are,
+    for references to them."""
     stream: bool | None = None
 
     max_output_tokens: Count | None = None

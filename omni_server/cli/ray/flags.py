@@ -79,8 +79,8 @@ class _ConfigParser(Parser):
 
 
 def deployment_of(arguments: Sequence[str | int]) -> tuple[ServeOptions, RayOptions, StageConfig]:
-    """Parses the arguments of `omni-server ray deploy` in a Ray Serve config file, in which YAML reads some as
-    numbers. Raises `ConfigError`."""
+    """Parses the arguments of `omni-server ray deploy` in a Ray Serve config file, in which YAML reads some
+    as numbers. Raises `ConfigError`."""
     words = [str(argument) for argument in arguments]
     if any(word.partition("=")[0] == "--api-key" for word in words):
         raise ConfigError(

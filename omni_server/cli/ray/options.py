@@ -8,8 +8,8 @@ from omni_server.config.stage_config import StageConfig
 from omni_server.errors import ConfigError
 
 RAY_API = replace(ApiConfig(), host="0.0.0.0", max_audio_ahead_s=10.0)
-"""Defaults in Ray. There is a proxy on each machine, and it takes everything that a pipeline sends, whether the
-client reads it or not."""
+"""Defaults in Ray. There is a proxy on each machine, and it takes everything that a pipeline sends, whether
+the client reads it or not."""
 
 IS_READY = "is_ready"
 """What a pipeline tells the router about itself: whether all its stages are up."""

@@ -45,7 +45,8 @@ class GraphedPasses(Passes):
         max_num_streams: int,
         max_frames: int,
     ) -> None:
-        """A pass has at most `max_num_streams` streams and at most `max_frames` frames in total; both at least
+        """A pass has at most `max_num_streams` streams and at most `max_frames` frames in total; both at
+        least
         1. Raises `ConfigError` if memory runs out."""
         # The last slot is for padding.
         super().__init__(network, num_slots=num_slots + 1, max_frames=max_frames)

@@ -65,8 +65,8 @@ async def _heard_in_a_chat(data: bytes, format: AudioFormat) -> Samples:
 
 
 def _check(heard: Samples, format: AudioFormat) -> None:
-    """Lossy encoders begin with up to 0.05 s of silence and fill their last frame, which the header of a whole
-    file may tell."""
+    """Lossy encoders begin with up to 0.05 s of silence and fill their last frame, which the header of a
+    whole file may tell."""
     surplus = len(heard) - len(SAID)
     if format in LOSSLESS:
         assert surplus == 0

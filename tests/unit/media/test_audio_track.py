@@ -271,8 +271,8 @@ def test_random_bytes_are_refused_in_plain_words(start: bytes, seed: int) -> Non
 def test_sound_of_no_possible_kind_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: int, num_channels: int, message: str
 ) -> None:
-    """From a decoder that a file has taken over. No channel was a division by zero; found by letting a process
-    write at random."""
+    """From a decoder that a file has taken over. No channel was a division by zero; found by letting a
+    process write at random."""
     program = tmp_path / "reader.py"
     program.write_text(
         "def read(file, output, arguments):\n"

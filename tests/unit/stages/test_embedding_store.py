@@ -30,7 +30,8 @@ def payload(
     tail: torch.Tensor | None = None,
     positions: torch.Tensor | None = None,
 ) -> RowsPayload:
-    """`rows` `[n, width]` from position `first` on; the tail and the positions `[3, n + 1]` lie behind them."""
+    """`rows` `[n, width]` from position `first` on; the tail and the positions `[3, n + 1]` lie behind
+    them."""
     parts = [rows] + ([] if tail is None else [tail.to(rows.dtype)])
     data = b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in parts)
     positions_offset = None

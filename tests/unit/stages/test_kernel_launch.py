@@ -1,4 +1,5 @@
-"""Which launches of a kernel may use what an earlier one has compiled, and which GPUs have room for kernels."""
+"""Which launches of a kernel may use what an earlier one has compiled, and which GPUs have room for
+kernels."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -3,8 +3,8 @@
     livekit_agent.py cascade|tool|realtime|realtime-tool|read|stream SERVICES WAV
 
 SERVICES is a program that makes the services `stt`, `llm` and `tts`, or for the realtime modes only `llm`, or
-only `tts` to read, or `tts_service` to stream; WAV is mono, 16 bit, 16 kHz. Prints what came out as one JSON object.
-"""
+only `tts` to read, or `tts_service` to stream; WAV is mono, 16 bit, 16 kHz. Prints what came out as one JSON
+object."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""Runs clients of the Responses API against a server with the scripted model, and prints what each got as JSON.
+"""Runs clients of the Responses API against a server with the scripted model, and prints what each got as
+JSON.
 
 python responses_clients.py URL MODEL
 """

@@ -1,4 +1,5 @@
-"""The talker's prompt of a chat. tests/integration/test_qwen3_thinker.py compares it with transformers' own."""
+"""The talker's prompt of a chat. tests/integration/test_qwen3_thinker.py compares it with transformers'
+own."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""The code predictor against Qwen3-Omni's reference, on tiny random weights; behind a projection as in Qwen3-TTS,
-too."""
+"""The code predictor against Qwen3-Omni's reference, on tiny random weights; behind a projection as in
+Qwen3-TTS, too."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""Audio, and videos with and without audio tracks: prepared, encoded and positioned for vLLM as by the checkpoints'
-own code."""
+"""Audio, and videos with and without audio tracks: prepared, encoded and positioned for vLLM as by the
+checkpoints' own code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

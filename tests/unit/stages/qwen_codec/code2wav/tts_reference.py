@@ -64,7 +64,8 @@ class TTSReference(nn.Module):
 
 
 def quantizer_weights(config: Qwen3TTSDecoderConfig) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Random weights of the residual vector quantizers, by name, and `TTSReference.code_embedding` for them."""
+    """Random weights of the residual vector quantizers, by name, and `TTSReference.code_embedding` for
+    them."""
     weights, tables = {}, []
     inner = config.codebook_dim // 2
     for group, number in (("rvq_first", 1), ("rvq_rest", config.num_quantizers - 1)):
