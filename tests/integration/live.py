@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,6 +85,21 @@ class LiveOmni:
             return await asyncio.gather(*(collect(self.omni, request) for request in requests))
 
         return self.run(together())
+
+    def answers_at_once(
+        self, requests: Sequence[OmniRequest], stages: Sequence[str] = ("thinker", "talker")
+    ) -> list[OmniOutput]:
+        """Each of the `stages` begins when it has all of them."""
+
+        async def answers() -> list[OmniOutput]:
+            async with AsyncExitStack() as stack:
+                for number, stage in reversed(list(enumerate(stages))):
+                    until = dict.fromkeys(stages[:number], 0) | {stage: len(requests)}
+                    await stack.enter_async_context(self.stopped(stage, until))
+                collecting = asyncio.gather(*(collect(self.omni, request) for request in requests))
+            return await collecting
+
+        return self.run(answers())
 
     def events(self, request: OmniRequest) -> list[OmniEvent]:
         async def all_events() -> list[OmniEvent]:

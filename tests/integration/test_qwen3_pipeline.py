@@ -1,14 +1,13 @@
 """Qwen3-Omni's whole pipeline gives the same answers when memory runs short, after each engine's death, and
 with seeds."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from omni_server.offline import OmniOutput, collect
+from omni_server.offline import OmniOutput
 from omni_server.types import OmniRequest, SamplingConfig
 from tests.integration.live import LiveOmni, queue_files, spoken
 from tests.integration.parity import Expected, expected, qwen3_config, same_speech
@@ -49,23 +48,11 @@ def cramped(qwen3_checkpoint: Path) -> Iterator[LiveOmni]:
     assert queue_files() == files
 
 
-def answers_at_once(live: LiveOmni, requests: Sequence[OmniRequest]) -> list[OmniOutput]:
-    """Each stage begins when it has all of them."""
-
-    async def answers() -> list[OmniOutput]:
-        thinker_has_all, talker_has_all = {"thinker": len(requests)}, {"thinker": 0, "talker": len(requests)}
-        async with live.stopped("talker", talker_has_all), live.stopped("thinker", thinker_has_all):
-            collecting = asyncio.gather(*(collect(live.omni, request) for request in requests))
-        return await collecting
-
-    return live.run(answers())
-
-
 def test_preempted_requests_are_answered_as_the_reference_does(
     cramped: LiveOmni, wanted: dict[str, Expected]
 ) -> None:
     before = cramped.num_resumed()
-    together = answers_at_once(cramped, [want.request for want in wanted.values()])
+    together = cramped.answers_at_once([want.request for want in wanted.values()])
     for answer, want in zip(together, wanted.values(), strict=True):
         same_speech(answer, want)
     resumed = cramped.num_resumed()
@@ -112,7 +99,7 @@ def test_a_seed_gives_the_same_answer_preempted_and_among_greedy_requests(
     cramped: LiveOmni, wanted: dict[str, Expected], alone: list[OmniOutput]
 ) -> None:
     before = cramped.num_resumed()["talker"]
-    same_sampled(answers_at_once(cramped, seeded(5)), alone)
+    same_sampled(cramped.answers_at_once(seeded(5)), alone)
     assert cramped.num_resumed()["talker"] > before
     greedy = [wanted[name] for name in ("hello", "speech_aiden")]
     together = cramped.answers([*(want.request for want in greedy), *seeded(5)])

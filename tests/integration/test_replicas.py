@@ -168,11 +168,12 @@ def test_all_replicas_are_replaced_one_after_the_other_under_load_without_an_err
 
 def test_a_replica_whose_requests_take_too_long_is_not_replaced(live: LiveOmni) -> None:
     async def replace_busy() -> OmniOutput:
-        speaking = [asyncio.create_task(collect(live.omni, long_speech())) for _ in range(2)]
-        await until(lambda: loads(live)["talker/0"] == 1)
         pids = live.omni.engine_pids()
-        with pytest.raises(ReplacementError, match="'talker/0' still has 1 requests"):
-            await live.omni.replace("talker/0", timeout_s=0.1)
+        async with live.stopped("talker/0", until={}):
+            speaking = [asyncio.create_task(collect(live.omni, long_speech())) for _ in range(2)]
+            await until(lambda: loads(live)["talker/0"] == 1)
+            with pytest.raises(ReplacementError, match="'talker/0' still has 1 requests"):
+                await live.omni.replace("talker/0", timeout_s=0.1)
         assert live.omni.engine_pids() == pids
         return (await asyncio.gather(*speaking))[0]
 

@@ -298,7 +298,10 @@ def test_a_realtime_answer_is_interrupted_and_the_next_is_whole(live: LiveOmni) 
             assert audio_of(client.events)
             return [cancelled, answered]
 
-    cancelled, answered = live.run(session())
+    for _ in range(4):  # some answers of a random model are over before they can be cancelled
+        cancelled, answered = live.run(session())
+        if cancelled["status"] == "cancelled":
+            break
     assert cancelled["status"] == "cancelled"
     # What follows depends on how much was said until then, and a random model may speak to a limit.
     if answered["status"] != "completed":
