@@ -59,7 +59,7 @@ def resolve_model_folder(
             raise ConfigError(
                 f"{label}: no such folder, and not a hub id either (those look like '{EXAMPLE_MODEL}')"
             )
-        # Late, here and below: the client takes half a second, and every command imports this module.
+        # Imported late: it takes half a second, and every command imports this module.
         from huggingface_hub import constants
 
         on_progress(f"looking up {model} in {constants.HF_HUB_CACHE}")

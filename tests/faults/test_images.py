@@ -43,7 +43,8 @@ ASKED: dict[str, Any] = {"prompt": "a red cube", "size": "64x64", "num_inference
 LONG = ASKED | {"num_inference_steps": 200}
 LARGE = {"size": "256x256"}
 STREAMED = LONG | {"stream": True, "partial_images": 3}
-LONGEST_HOLD_S = 15.0
+IMAGE_HANG_TIMEOUT_S = 15.0
+"""Engines are held for as long as requests take to arrive, which is not hanging."""
 IN_A_STEP = 2
 """Requests that the engine takes at the same time."""
 MAX_QUEUE = 12
@@ -101,7 +102,7 @@ def served(orders: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     config = yaml.safe_load((ROOT / "configs" / "diffusers.demo-cpu.yaml").read_text())
     config["model_family"] = "tests.faults.failing_images:FAMILY"
     config["stages"]["image"]["max_num_seqs"] = IN_A_STEP
-    config["supervision"] = {"hang_timeout_s": LONGEST_HOLD_S, "max_restarts": 100, "max_backoff_s": 0}
+    config["supervision"] = {"hang_timeout_s": IMAGE_HANG_TIMEOUT_S, "max_restarts": 100, "max_backoff_s": 0}
     path = folder / "stages.yaml"
     path.write_text(yaml.safe_dump(config))
     with (

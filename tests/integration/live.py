@@ -89,7 +89,7 @@ class LiveOmni:
     def answers_at_once(
         self, requests: Sequence[OmniRequest], stages: Sequence[str] = ("thinker", "talker")
     ) -> list[OmniOutput]:
-        """Each of the `stages` begins when it has all of them."""
+        """Each of the `stages` stands still until it has all requests."""
 
         async def answers() -> list[OmniOutput]:
             async with AsyncExitStack() as stack:
@@ -108,21 +108,24 @@ class LiveOmni:
         return self.run(all_events())
 
     def events_with_a_pause(self, request: OmniRequest, num_tokens: int) -> list[OmniEvent]:
-        """Without audio after `num_tokens`, stops the thinker until half a second after the first audio."""
+        """Stops the thinker after `num_tokens`, until half a second after that and the first audio."""
         thinker = self.omni.engine_pids()["thinker"]
         events: list[OmniEvent] = []
 
         async def all_events() -> None:
-            num_written, is_heard = 0, False
+            num_written, is_heard, is_paused = 0, False, False
             async for event in self.omni.events(request):
                 events.append(event)
+                had_both = is_heard and is_paused
+                is_heard |= isinstance(event, AudioDelta)
                 if isinstance(event, TextDelta):
                     num_written += len(event.token_ids)
-                    if num_written >= num_tokens and not is_heard:
-                        os.kill(thinker, signal.SIGSTOP)
-                elif isinstance(event, AudioDelta) and not is_heard:
-                    is_heard = True
+                if num_written >= num_tokens and not is_paused:
+                    is_paused = True
+                    os.kill(thinker, signal.SIGSTOP)
+                if is_heard and is_paused and not had_both:
                     self._loop.call_later(0.5, os.kill, thinker, signal.SIGCONT)
+            assert is_paused
 
         try:
             self.run(all_events())

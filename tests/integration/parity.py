@@ -21,7 +21,7 @@ VIDEOS = {"engine_args": {"limit_mm_per_prompt": {"audio": 4, "image": 4, "video
 QWEN3_WAVEFORM_SNR_DB = 90.0
 """The decoder has no solver that would amplify float32 rounding."""
 STEP_OF_16_BITS = 1 / 32768
-"""Sound of the same codes differs by no more, however it is cut into windows and these into batches."""
+"""Sound of the same codes differs by no more, however it is cut into windows and batched."""
 
 
 @dataclass(frozen=True)

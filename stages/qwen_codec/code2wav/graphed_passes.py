@@ -1,10 +1,9 @@
 """Passes of the network as CUDA graphs of a few fixed shapes.
 
 Eagerly, the host needs longer to launch the kernels of a short pass than the GPU to run them. Lengths are
-powers of two, and shorter windows are padded: a step has one pass, whatever the lengths of its windows. If
-there are fewer streams than a graph has rows, the others are padding, too: code 0 in the first step of a
-stream, in a slot that no stream has and all of them share. Such a step reads no state, and what it leaves is
-never read.
+powers of two, and shorter windows are padded, so that windows of any lengths share a pass. If there are fewer
+streams than a graph has rows, the others are padding, too: code 0 in the first step of a stream, in a slot
+that no stream has and all of them share. Such a step reads no state, and what it leaves is never read.
 """
 
 import bisect
@@ -45,9 +44,8 @@ class GraphedPasses(Passes):
         max_num_streams: int,
         max_frames: int,
     ) -> None:
-        """A pass has at most `max_num_streams` streams and at most `max_frames` frames in total; both at
-        least
-        1. Raises `ConfigError` if memory runs out."""
+        """A pass has at most `max_num_streams` streams and at most `max_frames` frames in total, both at
+        least 1. Raises `ConfigError` if memory runs out."""
         # The last slot is for padding.
         super().__init__(network, num_slots=num_slots + 1, max_frames=max_frames)
         self.num_slots = num_slots

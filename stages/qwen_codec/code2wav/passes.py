@@ -7,7 +7,7 @@ import torch
 from stages.qwen_codec.code2wav.network import Code2WavNetwork
 from stages.qwen_codec.code2wav.state import Step, StreamState
 
-MAX_PIECE_FRAMES = 64
+MAX_PASS_FRAMES = 64
 """Frames of one stream that an eager pass computes. More, such as the past of a stream that lost its state,
 take several passes, which give the same audio and limit the memory."""
 
@@ -34,7 +34,7 @@ class Passes:
 
     def length(self, num_frames: int) -> int:
         """Length of the next pass if the longest stream has `num_frames` frames left; both at least 1."""
-        return min(num_frames, MAX_PIECE_FRAMES)
+        return min(num_frames, MAX_PASS_FRAMES)
 
     def max_num_streams(self, length: int) -> int:
         """Most streams in a pass of this length, at least 1."""

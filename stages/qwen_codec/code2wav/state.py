@@ -4,9 +4,9 @@ convolutions' inputs. It is everything that later audio depends on, so streamed 
 The memory is allocated once, for a fixed number of streams. Each has a slot, the same in all tensors. A slot
 is never cleared: the first step of a stream ignores what it finds there.
 
-A step has the same length for all streams. One with fewer new frames has padding behind them, which leaves
-nothing in its state: the network is causal. What a step needs to know of the streams is on the device, so the
-network can be recorded as a CUDA graph per shape.
+A step has the same length for all streams; padding fills up those with fewer new frames. It changes nothing:
+the network is causal, and the state ends with the new frames. What a step needs to know of the streams is on
+the device, so the network can be recorded as a CUDA graph per shape.
 """
 
 from collections.abc import Iterator, Mapping
@@ -70,8 +70,8 @@ class Step:
     """New frames of each stream, int64 [num_streams]; padding follows up to `length`."""
 
     def extended(self, layer: Streamed, inputs: torch.Tensor, *, num_undefined: int = 0) -> torch.Tensor:
-        """Returns `inputs` [num_streams, channels, length] with the end of the layer's previous input before
-        them, and keeps their own end for the next step.
+        """Returns `inputs` [num_streams, channels, positions] with the end of the layer's previous input
+        before them, and keeps the end of the new frames for the next step.
 
         In a stream's first step, zeros replace the previous input and the first `num_undefined` positions of
         the new one, which lie before the stream's beginning. They pad a single pass, too."""

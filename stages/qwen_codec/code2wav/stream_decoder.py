@@ -60,7 +60,7 @@ class StreamDecoder:
         try:
             tracks = [_track(job, place) for job, place in zip(jobs, places, strict=True)]
             while unfinished := [track for track in tracks if track.next_frames]:
-                self._advance(unfinished)
+                self._compute_longest(unfinished)
             waveforms = [torch.cat(track.samples) for track in tracks]
             # One copy for all.
             on_host = torch.cat(waveforms).cpu()
@@ -70,16 +70,15 @@ class StreamDecoder:
         self.streams.leave(windows, places, [track.seen for track in tracks])
         return list(on_host.split([len(waveform) for waveform in waveforms]))
 
-    def _advance(self, tracks: Sequence[_Track]) -> None:
-        """Compute the next frames of the longest tracks, and of those that fit into the same pass."""
-        length = self._passes.length(max(track.next_frames for track in tracks))
-        group = [track for track in tracks if self._passes.pads or track.next_frames >= length]
-        size = self._passes.max_num_streams(length)
-        for start in range(0, len(group), size):
-            self._compute(group[start : start + size], length)
-
-    def _compute(self, group: Sequence[_Track], length: int) -> None:
-        """Compute the next frames of each track, `length` at most, in one pass."""
+    def _compute_longest(self, tracks: Sequence[_Track]) -> None:
+        """Compute the next frames of the longest tracks in one pass; if it pads, of as many as it takes."""
+        longest = sorted(tracks, key=lambda track: track.next_frames, reverse=True)
+        length = self._passes.length(longest[0].next_frames)
+        group = [
+            track
+            for track in longest[: self._passes.max_num_streams(length)]
+            if self._passes.pads or track.next_frames >= length
+        ]
         counts = [min(track.next_frames, length) for track in group]
         codes = [
             F.pad(track.codes[:count], (0, 0, 0, length - count))

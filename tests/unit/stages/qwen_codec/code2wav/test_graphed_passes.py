@@ -23,6 +23,7 @@ from tests.unit.stages.qwen_codec.code2wav.speech import (
     network_like,
 )
 from tests.unit.stages.qwen_codec.code2wav.tape import TapeRecorder
+from tests.unit.stages.qwen_codec.code2wav.tts_reference import TTSReference, small_tts_config
 
 torch.set_num_threads(1)
 
@@ -30,9 +31,11 @@ EXACT = 1e-12
 """Largest deviation in float64."""
 
 
-@pytest.fixture(scope="module")
-def reference() -> Reference:
-    return random_code2wav(small_config(), torch.float64)
+@pytest.fixture(scope="module", params=["qwen3_omni", "qwen3_tts"])
+def reference(request: pytest.FixtureRequest) -> Reference:
+    if request.param == "qwen3_omni":
+        return random_code2wav(small_config(), torch.float64)
+    return TTSReference(small_tts_config(), torch.float64)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stages.qwen_codec.code2wav.passes import MAX_PIECE_FRAMES, Passes
+from stages.qwen_codec.code2wav.passes import MAX_PASS_FRAMES, Passes
 from stages.qwen_codec.code2wav.stream_decoder import StreamDecoder
 from tests.reference.qwen3_code2wav import random_code2wav, small_config
 from tests.unit.stages.qwen_codec.code2wav.speech import (
@@ -49,8 +49,8 @@ def test_state_stays_exact_beyond_all_that_attention_sees() -> None:
     assert stream.error() <= EXACT
 
 
-def test_a_window_longer_than_attention_is_computed_in_pieces(reference: Reference) -> None:
-    stream = Stream(reference, 2 * MAX_PIECE_FRAMES + 3)
+def test_a_window_longer_than_attention_is_computed_in_several_passes(reference: Reference) -> None:
+    stream = Stream(reference, 2 * MAX_PASS_FRAMES + 3)
     decode(decoder_like(reference), stream, (3, 1000))
     assert len(stream.samples) == 2
     assert stream.error() <= EXACT
