@@ -153,8 +153,6 @@ class SharingRules:
     """An idle thinker waits 2 ms after a prompt for others, at most 8 ms."""
     catches_up: bool = True
     """Simultaneous speech requests reach the thinker together."""
-    credit_s: float | None = None
-    """The talker's lead over playback is at most this; None: unlimited. The server has no such limit."""
 
 
 @dataclass
@@ -269,8 +267,6 @@ class Request:
     num_codes: int
     take_codes: Callable[[int], None]
     """Called per block with its number of codes."""
-    has_credit: Callable[[int], bool]
-    """Whether the talker may make a code after this many."""
     asked_at: float = 0.0
     first_text_at: float = 0.0
     num_written: int = 0
@@ -283,7 +279,7 @@ class Request:
     @property
     def may_talk(self) -> bool:
         has_row = self.num_rows >= self.num_text or self.num_made < self.num_rows
-        return self.num_rows > 0 and has_row and self.has_credit(self.num_made)
+        return self.num_rows > 0 and has_row
 
 
 class LanguageModel:
@@ -301,10 +297,9 @@ class LanguageModel:
     def wake(self) -> None:
         self._woken.set()
 
-    async def until_woken(self, timeout_s: float | None = None) -> None:
+    async def until_woken(self) -> None:
         self._woken.clear()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), timeout_s)
+        await self._woken.wait()
 
     async def throttle(self) -> None:
         """Call it before each step."""
@@ -362,18 +357,11 @@ class Server:
         utterance = self.simulation.utterance(f"answer{next(self._names)}")
         speaking = asyncio.create_task(utterance.output.run())
 
-        def has_credit(num_made: int) -> bool:
-            credit_s = self._sharing.credit_s
-            if credit_s is None:
-                return True
-            played_s = clock() - utterance.pieces[0][0] if utterance.pieces else 0.0
-            return num_made / CODES_PER_S < played_s + credit_s
-
         def take(num_new: int) -> None:
             utterance.output.push([(0,)] * num_new)
 
         num_text = max(2, round(num_codes / CODES_PER_TEXT_TOKEN))
-        request = Request(num_text, num_codes, take, has_credit, asked_at)
+        request = Request(num_text, num_codes, take, asked_at)
         await asyncio.sleep(self._device.network_s)
         self._unprepared += 1
         async with self._accepting:
@@ -428,9 +416,7 @@ class Server:
         while True:
             batch = [request for request in requests if request.may_talk]
             if not batch:
-                await self.talker.until_woken(
-                    0.01 if requests and self._sharing.credit_s is not None else None
-                )
+                await self.talker.until_woken()
                 continue
             await self.talker.throttle()
             batch = [request for request in requests if request.may_talk]
