@@ -75,22 +75,15 @@ class StreamDecoder:
         longest = sorted(tracks, key=lambda track: track.next_frames, reverse=True)
         length = self._passes.length(longest[0].next_frames)
         group = [
-            track
+            (track, min(track.next_frames, length))
             for track in longest[: self._passes.max_num_streams(length)]
             if self._passes.pads or track.next_frames >= length
         ]
-        counts = [min(track.next_frames, length) for track in group]
-        codes = [
-            F.pad(track.codes[:count], (0, 0, 0, length - count))
-            for track, count in zip(group, counts, strict=True)
-        ]
-        places = [
-            (track.slot, track.seen.stop, len(track.seen), count)
-            for track, count in zip(group, counts, strict=True)
-        ]
+        codes = [F.pad(track.codes[:count], (0, 0, 0, length - count)) for track, count in group]
+        places = [(track.slot, track.seen.stop, len(track.seen), count) for track, count in group]
         rows = self._passes.run(torch.stack(codes), torch.tensor(places))
         samples_per_frame = rows.shape[1] // length
-        for track, row, count in zip(group, rows, counts, strict=True):
+        for (track, count), row in zip(group, rows, strict=True):
             if track.num_silent:
                 track.num_silent -= count
             else:
