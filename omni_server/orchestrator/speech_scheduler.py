@@ -156,7 +156,7 @@ class PlayoutClock:
         now = self._scheduler.clock()
         sent_at, due = self._sent.popleft()
         self._scheduler.fairness.leave(self._caller, due)
-        if due - sent_at <= FIRST_WINDOW_DUE_S:  # windows with later deadlines wait for others
+        if due - sent_at <= FIRST_WINDOW_DUE_S:  # those due later give way to more urgent ones
             is_first = self._num_back == 0
             self._scheduler.turnaround.learn(num_frames, now - sent_at, now, is_first=is_first)
         self._num_back += 1
