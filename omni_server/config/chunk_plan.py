@@ -29,8 +29,7 @@ class BusyChunks(FrozenModel):
     """
 
     min_streams: Annotated[int, Field(ge=2)]
-    """Smallest number of active streams for these windows.
-    Requests that have not begun to speak count."""
+    """Smallest number of active streams for these windows. Requests that have not begun to speak count."""
     new_blocks: Ramp
     """As in `chunks`."""
 

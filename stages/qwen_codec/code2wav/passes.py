@@ -42,8 +42,8 @@ class Passes:
 
     def run(self, codes: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """Returns the samples [num_streams, length * samples per frame] as a new tensor on the network's
-        device, and changes the streams' state. What belongs to padding is undefined. Both arguments are on
-        the CPU, int64: `codes` [num_streams, length, codebooks], `places` [num_streams, PLACE_COLUMNS]."""
+        device, and changes the streams' state. Samples of padding are undefined. Both arguments are on the
+        CPU, int64: `codes` [num_streams, length, codebooks], `places` [num_streams, PLACE_COLUMNS]."""
         return self._compute(codes.to(self._device), places.to(self._device))
 
     def _compute(self, codes: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
