@@ -113,19 +113,15 @@ class LiveOmni:
         events: list[OmniEvent] = []
 
         async def all_events() -> None:
-            num_written, is_heard, is_paused = 0, False, False
-            async for event in self.omni.events(request):
-                events.append(event)
-                had_both = is_heard and is_paused
-                is_heard |= isinstance(event, AudioDelta)
-                if isinstance(event, TextDelta):
-                    num_written += len(event.token_ids)
-                if num_written >= num_tokens and not is_paused:
-                    is_paused = True
-                    os.kill(thinker, signal.SIGSTOP)
-                if is_heard and is_paused and not had_both:
-                    self._loop.call_later(0.5, os.kill, thinker, signal.SIGCONT)
-            assert is_paused
+            stream = self.omni.events(request)
+            while sum(len(event.token_ids) for event in events if isinstance(event, TextDelta)) < num_tokens:
+                events.append(await anext(stream))
+            os.kill(thinker, signal.SIGSTOP)
+            while not any(isinstance(event, AudioDelta) for event in events):
+                events.append(await anext(stream))
+            await asyncio.sleep(0.5)
+            os.kill(thinker, signal.SIGCONT)
+            events.extend([event async for event in stream])
 
         try:
             self.run(all_events())
