@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutputs, FinishReason
@@ -47,10 +46,8 @@ from stages.runtime.stage_outputs import (
 )
 from stages.runtime.stage_step import StageStep, TakenSlot, attach_step, open_queue, open_queues, stage_config
 
-PROMPT_DELAY_S, MAX_PROMPT_DELAY_S = (0.012, 0.048) if current_platform.is_cpu() else (0.002, 0.008)
-"""For the prompts of a stage that is not fed. They arrive from the server, which prepares them one by one,
-and on two cores takes 5 to 9 ms for each. If the first of four simultaneous prompts is computed alone, its
-windows are decoded apart from then on, for 10 % more CPU time."""
+PROMPT_DELAY_S, MAX_PROMPT_DELAY_S = 0.002, 0.008
+"""For the prompts of a stage that is not fed. They arrive from the server, which prepares them one by one."""
 
 MAX_HOLD_S = 0.2
 """How long a request whose text does not go on keeps its seat and its KV blocks if others need them. It is

@@ -3,6 +3,7 @@
 import asyncio
 
 import numpy as np
+import pytest
 
 from omni_server.config.pipeline import TokenFrames
 from omni_server.orchestrator.tool_parser import ToolParser
@@ -67,15 +68,17 @@ async def test_a_given_text_without_tokens_has_no_sound() -> None:
     assert stages.is_released()
 
 
-async def test_spoken_requests_that_came_at_the_same_moment_reach_the_thinker_together() -> None:
-    """The first is a turn of the event loop ahead, in which the second one's prompt is read; text waits for
-    nobody."""
+@pytest.mark.parametrize("turns", [1, 8])
+async def test_spoken_requests_that_came_at_the_same_moment_reach_the_thinker_together(turns: int) -> None:
+    """The first is turns of the event loop ahead, in which the second one's connection is accepted and its
+    prompt is read; text waits for nobody."""
     first, second, text = Stages(), Stages(), Stages()
     runs = [first.run()]
-    await asyncio.sleep(0)
+    for _ in range(turns):
+        await asyncio.sleep(0)
     runs += [second.run(), text.run(speech=False)]
     opened: list[Stages] = []
-    for _ in range(20):
+    for _ in range(40):
         opened += [
             stages for stages in (first, second, text) if stages.thinker.streams and stages not in opened
         ]
