@@ -108,7 +108,8 @@ def test_a_batch_gives_each_case_what_it_gets_alone(
         together = answers[name]
         np.testing.assert_array_equal(alone.codes, together.codes[:10])
         np.testing.assert_allclose(alone.prompt_rows, together.prompt_rows, atol=1e-6)
-        np.testing.assert_allclose(alone.waveform, together.waveform[: len(alone.waveform)], atol=1e-6)
+        # A third of a step of 16 bits: how float32 sums round depends on the CPU.
+        np.testing.assert_allclose(alone.waveform, together.waveform[: len(alone.waveform)], atol=1e-5)
 
 
 def test_every_mistake_changes_codes_or_waveform(
