@@ -1,5 +1,6 @@
 """The demo checkpoints of both families on GPUs: float32, torch.compile and CUDA graphs on, all three stages
-on one device or where the shipped configs for two and four GPUs have them.
+on one device, where the shipped configs for two and four GPUs have them, or with the thinker's layers shared
+by two.
 
 Run by hand (`pytest -m gpu tests/gpu -s`), with TF32 off everywhere and an attention backend that takes
 float32:
@@ -66,13 +67,18 @@ def wanted(family: str, checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
     return [expected(qwen3_reference, case) for case in QWEN3_CASES.values()]
 
 
-@pytest.fixture(scope="module", params=["", ".2gpu", ".4gpu"])
+def shipped_places(name: str) -> dict[str, dict[str, Any]]:
+    stages = load_stage_config(find_shipped_config(name)).stages
+    return {stage: {"devices": told.devices, "replicas": told.replicas} for stage, told in stages.items()}
+
+
+@pytest.fixture(scope="module", params=["", ".2gpu", ".4gpu", "tensor parallel"])
 def live(request: pytest.FixtureRequest, family: str, checkpoint: Path) -> Iterator[LiveOmni]:
-    shipped = load_stage_config(find_shipped_config(f"{family}{request.param}"))
-    places = {
-        name: {"devices": stage.devices, "replicas": stage.replicas} for name, stage in shipped.stages.items()
-    }
-    if torch.cuda.device_count() <= max(max(stage.devices) for stage in shipped.stages.values()):
+    if request.param == "tensor parallel":
+        places = shipped_places(family) | {"thinker": {"devices": [0, 1], "tensor_parallel_size": 2}}
+    else:
+        places = shipped_places(f"{family}{request.param}")
+    if torch.cuda.device_count() <= max(max(place["devices"]) for place in places.values()):
         pytest.skip("not as many GPUs here")
     config_of = demo_config if family == QWEN2_5_OMNI.name else qwen3_config
     chunks = {"chunks": {"mode": "whole"}} if family == QWEN2_5_OMNI.name else {}
