@@ -7,7 +7,8 @@ from typing import TypeVar
 from transformers import AutoConfig, PreTrainedConfig
 
 from omni_server.errors import ConfigError
-from omni_server.family import NeededFile, Quantizable
+from omni_server.family import NeededFile
+from omni_server.family.footprint import Quantizable
 
 NEEDED_FILES = (
     NeededFile(("tokenizer.json", "vocab.json"), "the tokenizer"),

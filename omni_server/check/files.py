@@ -20,7 +20,8 @@ from omni_server.config.model_folder import PIPELINE_INDEX, config_file
 from omni_server.config.stage_config import StageConfig
 from omni_server.engine.environment import set_engine_environment
 from omni_server.errors import ConfigError
-from omni_server.family import ModelFamily, StageFootprint, load_family
+from omni_server.family import ModelFamily, load_family
+from omni_server.family.footprint import StageFootprint
 
 _WHOLE_NUMBERS = ("BOOL", "U", "I")
 """How the names of the format's types begin that only quantized weights have."""

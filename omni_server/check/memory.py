@@ -15,7 +15,7 @@ from omni_server.check.report import DeviceMemory, Report, StageMemory, gb
 from omni_server.config.checkpoint_files import num_bits
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import ArStage, DiffusionStage, Stage
-from omni_server.family import KvLayout, StageFootprint
+from omni_server.family.footprint import KvLayout, StageFootprint
 from omni_server.metrics.replica_name import replica_names, split_replica_name
 from omni_server.protocol.device_memory import OUTSIDE_TORCH_BYTES, slack_bytes
 

@@ -29,12 +29,12 @@ from omni_server.engine.queue_layout import queue_layout
 from omni_server.errors import ConfigError
 from omni_server.family import (
     FamilyModel,
-    StageFootprint,
     load_family,
     open_model,
     servable_architectures,
     without_missing_voice_encoder,
 )
+from omni_server.family.footprint import StageFootprint
 from omni_server.orchestrator.codec_edge import check_longest_window
 from omni_server.transport.slab_queue import queue_bytes, refuse_unordered_machine
 

@@ -18,8 +18,8 @@ from omni_server.family import (
     HfOverrides,
     NeededFile,
     ReferenceImplementation,
-    StageFootprint,
 )
+from omni_server.family.footprint import StageFootprint
 from omni_server.protocol.images import PIXELS_PER_TOKEN, ImageJob, Pixels, encode_job, num_image_tokens
 from omni_server.types import ChatMessage, ImagePart, Output, Task, TextPart
 from omni_server.types.images import FreeSizes, ImageFeatures, ImageOutput, ImageSize

@@ -5,7 +5,7 @@ from typing import Literal
 
 from omni_server.config.checkpoint_files import read_tensors
 from omni_server.config.stage_config import StageConfig
-from omni_server.family import StageFootprint
+from omni_server.family.footprint import StageFootprint
 from omni_server.protocol.images import PIXELS_PER_TOKEN
 from stages.diffusers.options import DiffusersStage
 from stages.diffusers.pipeline_folder import PipelineFolder

@@ -15,8 +15,8 @@ from omni_server.family import (
     NeededFile,
     PlaceholderIds,
     ReferenceImplementation,
-    StageFootprint,
 )
+from omni_server.family.footprint import StageFootprint
 from omni_server.types import ChatMessage, FunctionTool, Output, Prompt, Task, TextPart, Transcribe
 from stages.chat_prompts import PromptRenderer
 from stages.qwen2_5_omni.ids import read_special_ids

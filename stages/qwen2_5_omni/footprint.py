@@ -10,7 +10,8 @@ from omni_server.config.checkpoint_files import config_errors
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
 from omni_server.errors import ConfigError
-from omni_server.family import KvLayout, NeededFile, StageFootprint
+from omni_server.family import NeededFile
+from omni_server.family.footprint import KvLayout, StageFootprint
 from stages import checkpoint_footprint
 from stages.checkpoint_footprint import dtype_name, quantizable, read_config, widest_layer
 from stages.qwen2_5_omni.code2wav.stream_kv import slot_shape

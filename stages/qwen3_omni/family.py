@@ -13,8 +13,8 @@ from omni_server.family import (
     NeededFile,
     PlaceholderIds,
     ReferenceImplementation,
-    StageFootprint,
 )
+from omni_server.family.footprint import StageFootprint
 from omni_server.types import Output
 from stages.chat_prompts import PromptRenderer
 from stages.qwen3_omni.ids import read_special_ids

@@ -9,7 +9,7 @@ from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneratio
 from omni_server.config.checkpoint_files import config_errors
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
-from omni_server.family import KvLayout, StageFootprint
+from omni_server.family.footprint import KvLayout, StageFootprint
 from stages.checkpoint_footprint import dtype_name, quantizable, read_config
 from stages.qwen_codec.code2wav.network import Code2WavNetwork
 from stages.qwen_codec.footprint import code2wav_footprint

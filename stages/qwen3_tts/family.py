@@ -17,8 +17,8 @@ from omni_server.family import (
     FamilyModel,
     NeededFile,
     ReferenceImplementation,
-    StageFootprint,
 )
+from omni_server.family.footprint import StageFootprint
 from omni_server.family.speech_text import SpeechText
 from omni_server.types import (
     AudioPart,

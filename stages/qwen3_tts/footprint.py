@@ -10,7 +10,7 @@ from transformers import Qwen3Model
 from omni_server.config.checkpoint_files import config_errors, num_bits
 from omni_server.config.stage_config import StageConfig
 from omni_server.config.stages import Stage
-from omni_server.family import KvLayout, StageFootprint
+from omni_server.family.footprint import KvLayout, StageFootprint
 from stages.checkpoint_footprint import dtype_name
 from stages.qwen3_tts.checkpoint_config import CODEC_FOLDER
 from stages.qwen3_tts.codec_network import Qwen3TTSNetwork

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 
 from omni_server.config.checkpoint_files import num_bits
-from omni_server.family import StageFootprint
+from omni_server.family.footprint import StageFootprint
 from stages.checkpoint_footprint import widest_layer
 from stages.qwen_codec.code2wav.network import Code2WavNetwork
 from stages.qwen_codec.code2wav.state import values_per_stream

@@ -16,7 +16,7 @@ from omni_server.config.checkpoint_files import (
 )
 from omni_server.config.speech_model import LLM_FOLDER, SPEECH_FOLDER
 from omni_server.config.stage_config import StageConfig
-from omni_server.family import KvLayout, StageFootprint
+from omni_server.family.footprint import KvLayout, StageFootprint
 from stages.checkpoint_footprint import dtype_name, quantizable
 from stages.qwen3_tts import footprint as qwen3_tts
 

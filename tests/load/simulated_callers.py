@@ -4,14 +4,12 @@ rules and settings.
 The orchestrator's part is real: windows, their order, the start of playback. The engines are reduced to their
 steps: how long each takes on an otherwise idle GPU, and how concurrent steps slow each other down. Batches
 form as in the engines: a language model's step includes every request that has its input, a code2wav step
-the windows that are due first. Cooperation between stages is modelled too: step intervals, the waits that
-let requests batch, and the pauses of older commits.
+the windows that are due first. Cooperation between stages is modelled too: the waits that let requests batch.
 
 `benchmarks/scheduler.md` compares the results with measurements on an H200.
 """
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -32,8 +30,6 @@ CODES_PER_S = 50
 CODES_PER_TEXT_TOKEN = 250 / 64
 """In workload W1, and for other lengths of answers."""
 W1_CODES = 250
-URGENT_CODES = 24
-"""Windows before this code are urgent: older language models paused for them."""
 
 START_DISTANCE_S = 0.00015
 """Measured between the first requests of callers that start together."""
@@ -135,18 +131,6 @@ def interpolated(points: tuple[tuple[float, float], ...], at: float) -> float:
 class SharingRules:
     """How stages cooperate on a shared GPU (`stages.runtime.batching_delay`)."""
 
-    max_pause_s: float = 0.0
-    """Longest pause of a language model for a code2wav step with a first window. Servers no longer pause;
-    comparisons with measurements of older commits need it."""
-    pause_savings_s: float = 0.06
-    pause_per_second: float = 0.5
-    distance_per_stream_s: float = 0.00021
-    """Between the starts of two steps while code2wav is busy."""
-    max_distance_s: float = 0.018
-    wide_distance_s: float = 0.005
-    """There were no pauses from this distance up."""
-    gap_s: float = 0.05
-    """A code2wav step that ended less than this ago counts as running."""
     waits_for_windows: bool = True
     """An idle code2wav waits 1 ms after a window for others, at most 6 ms."""
     waits_for_prompts: bool = True
@@ -207,15 +191,6 @@ class SharedGpu:
         self._plan()
 
 
-@dataclass(frozen=True)
-class Notice:
-    """code2wav's announcement of a step."""
-
-    is_urgent: bool
-    num_streams: int
-    began_at: float
-
-
 class Code2Wav(SimulatedCode2Wav):
     """Shares its GPU with language models."""
 
@@ -224,16 +199,13 @@ class Code2Wav(SimulatedCode2Wav):
     ) -> None:
         super().__init__(max_codes=max_codes)
         self._gpu, self._device, self._sharing, self._rng = gpu, device, sharing, rng
-        self.notice: Notice | None = None
-        self.ended: asyncio.Event = asyncio.Event()
-        self.ended_at = float("-inf")
-        self.busy_s = 0.0
+        self._ended_at = float("-inf")
 
     async def _gather(self) -> None:
         await asyncio.sleep(0)
         if not self._sharing.waits_for_windows or self.calls[-1].num_streams == 1:
             return
-        if clock() < self.ended_at + 0.0005:  # these windows waited for the last step to end
+        if clock() < self._ended_at + 0.0005:  # these windows waited for the last step to end
             return
         latest, num_seen = clock() + 0.006, 0
         while num_seen < len(self._waiting) and clock() < latest:
@@ -242,21 +214,13 @@ class Code2Wav(SimulatedCode2Wav):
 
     async def _compute(self, batch: list[WaitingWindow]) -> None:
         device, rng = self._device, self._rng
-        is_urgent = any(window.emit_start < URGENT_CODES for window in batch)
-        num_streams = max(window.num_streams or 1 for window in batch)
-        if is_urgent or num_streams > 1:
-            self.notice = Notice(is_urgent, num_streams, clock())
-        self.ended.clear()
-        began = clock()
         await asyncio.sleep(device.code2wav_host_s / 2)
         seconds = device.code2wav_s(sum(window.num_computed for window in batch) / LAYOUT.frames_per_block)
         seconds *= 1 + device.noise * rng.uniform(-1, 1)
         seconds += device.hiccup[1] * (rng.random() < device.hiccup[0])
         await self._gpu.compute("code2wav", seconds)
-        self.ended_at = clock()
-        self.ended.set()
+        self._ended_at = clock()
         await asyncio.sleep(device.code2wav_host_s / 2)
-        self.busy_s += clock() - began
 
 
 @dataclass(eq=False)
@@ -285,14 +249,10 @@ class Request:
 class LanguageModel:
     """Runs serial steps of all requests that have their input."""
 
-    def __init__(self, name: str, gpu: SharedGpu, code2wav: Code2Wav, sharing: SharingRules) -> None:
-        self._name, self._gpu, self._code2wav, self._sharing = name, gpu, code2wav, sharing
+    def __init__(self, name: str, gpu: SharedGpu) -> None:
+        self._name, self._gpu = name, gpu
         self.requests: list[Request] = []
         self._woken = asyncio.Event()
-        self._seen: Notice | None = None
-        self._began_at = float("-inf")
-        self._saved_s, self._saved_at = sharing.pause_savings_s, 0.0
-        self.paused_s = 0.0
 
     def wake(self) -> None:
         self._woken.set()
@@ -300,27 +260,6 @@ class LanguageModel:
     async def until_woken(self) -> None:
         self._woken.clear()
         await self._woken.wait()
-
-    async def throttle(self) -> None:
-        """Call it before each step."""
-        rules, notice, now = self._sharing, self._code2wav.notice, clock()
-        is_new, self._seen = notice is not self._seen, notice
-        is_running = not self._code2wav.ended.is_set()
-        distance_s = 0.0
-        if notice is not None and (is_running or now < self._code2wav.ended_at + rules.gap_s):
-            distance_s = min(rules.distance_per_stream_s * notice.num_streams, rules.max_distance_s)
-        is_urgent = notice is not None and is_new and is_running and notice.is_urgent
-        if is_urgent and rules.max_pause_s and distance_s < rules.wide_distance_s:
-            saved_s = min(
-                rules.pause_savings_s, self._saved_s + rules.pause_per_second * (now - self._saved_at)
-            )
-            if saved_s > 0:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._code2wav.ended.wait(), min(saved_s, rules.max_pause_s))
-                self._saved_s, self._saved_at = saved_s - (clock() - now), clock()
-                self.paused_s += clock() - now
-        await asyncio.sleep(max(0.0, self._began_at + distance_s - clock()))
-        self._began_at = clock()
 
     async def step(self, seconds: float, host_s: float) -> None:
         began = clock()
@@ -338,8 +277,8 @@ class Server:
         self._device, self._sharing, self._rng = device, sharing, rng
         self.code2wav = Code2Wav(gpu, device, sharing, max_codes, rng)
         self.simulation = Simulation(self.code2wav, plan)
-        self.thinker = LanguageModel("thinker", gpu, self.code2wav, sharing)
-        self.talker = LanguageModel("talker", gpu, self.code2wav, sharing)
+        self.thinker = LanguageModel("thinker", gpu)
+        self.talker = LanguageModel("talker", gpu)
         self._prompts: list[Request] = []
         self._prompt_at = float("-inf")
         self._unprepared = 0
@@ -389,7 +328,6 @@ class Server:
                     if left_s <= 0:
                         break
                     await asyncio.sleep(left_s)
-            await self.thinker.throttle()
             prompts, self._prompts = self._prompts, []
             step_s, row_s = device.thinker_s
             host_s = device.thinker_host_s[0] + device.thinker_host_s[1] * len(requests)
@@ -418,8 +356,6 @@ class Server:
             if not batch:
                 await self.talker.until_woken()
                 continue
-            await self.talker.throttle()
-            batch = [request for request in requests if request.may_talk]
             num_prompts = sum(not request.is_prefilled for request in batch)
             seconds = (
                 device.talker_s[0] + device.talker_s[1] * len(batch) + device.talker_prompt_s * num_prompts
@@ -462,11 +398,10 @@ def call(
     answers: int = 4,
     device: Device | None = None,
     workload: Workload = "w1",
-    is_warm: bool = True,
     seed: int = 1,
 ) -> Outcome:
-    """Simulates `num_callers` (or bursts of as many, or their rate) with `answers` each. `max_codes`: limit
-    of a code2wav step. `is_warm`: runs `num_callers` uncounted W1 answers first, as a warm-up."""
+    """Simulates `num_callers` (or bursts of as many, or their rate) with `answers` each, after `num_callers`
+    uncounted W1 answers as a warm-up. `max_codes`: limit of a code2wav step."""
     rng = random.Random(seed)
     device = Device() if device is None else device
     sharing = SharingRules() if sharing is None else sharing
@@ -508,9 +443,8 @@ def call(
                 await answer()
 
         working = asyncio.create_task(server.work())
-        if is_warm:
-            await asyncio.gather(*(server.answer(W1_CODES) for _ in range(num_callers)))
-            await asyncio.sleep(1.0)
+        await asyncio.gather(*(server.answer(W1_CODES) for _ in range(num_callers)))
+        await asyncio.sleep(1.0)
         began = clock()
         await all_callers()
         outcome.wall_s = clock() - began

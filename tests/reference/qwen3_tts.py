@@ -26,6 +26,7 @@ _PROGRAM = "tests.reference.qwen3_tts_reference"
 _TIMEOUT_S = 600
 
 Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[Any]]
 Task = dict[str, object]
@@ -44,7 +45,7 @@ class Spoken:
     codes: Integers  # [N, 16], the end code excluded
     has_ended: bool
     """Whether the end code follows the frames. Otherwise there are `max_frames`."""
-    waveform: Floats  # [1920 N], of one pass
+    waveform: Doubles  # [1920 N], of one pass
     min_top2_gap: float
     """Smallest distance of the best from the second best processed logit, over all steps of talker and code
     predictor."""
@@ -107,7 +108,7 @@ class Qwen3TTSReference:
         arrays = self._arrays([task])
         return [Heard(arrays[f"{i}.vector"], arrays[f"{i}.codes"]) for i in range(len(recordings))]
 
-    def waveform_of(self, checkpoint: str, codes: Integers) -> Floats:
+    def waveform_of(self, checkpoint: str, codes: Integers) -> Doubles:
         """Of frames [N, 16], in one pass."""
         return self._arrays([{"checkpoint": checkpoint, "decode": codes.tolist()}])[".waveform"]
 

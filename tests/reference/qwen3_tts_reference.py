@@ -1,4 +1,5 @@
-"""Speaks with the reference implementation of Qwen3-TTS, qwen-tts-hf: greedily, in float32 on the CPU.
+"""Speaks with the reference implementation of Qwen3-TTS, qwen-tts-hf: greedily, on the CPU. It computes codes
+in float32 and waveforms in float64.
 
 Usage: python -m tests.reference.qwen3_tts_reference
 
@@ -35,6 +36,8 @@ class Reference:
         self.model = Qwen3TTSForConditionalGeneration.from_pretrained(
             folder, config=config, dtype=torch.float32, attn_implementation="eager"
         ).eval()
+        # In float32, the rounding of a waveform depends on the number of frames and on the CPU.
+        self.model.speech_tokenizer.model.decoder.double()
         check_names(folder / "model.safetensors", self.model)
         check_names(folder / "speech_tokenizer" / "model.safetensors", self.model.speech_tokenizer.model)
         # qwen_tts itself loads it with `fix_mistral_regex`, which changes it, unless it comes from the Hub.

@@ -8,13 +8,8 @@ from typing import Any
 from omni_server.config.pipeline import Pipeline
 from omni_server.config.stage_config import StageConfig
 from omni_server.errors import InvalidRequestError
-from omni_server.family import (
-    DefaultConfigs,
-    FamilyModel,
-    NeededFile,
-    ReferenceImplementation,
-    StageFootprint,
-)
+from omni_server.family import DefaultConfigs, FamilyModel, NeededFile, ReferenceImplementation
+from omni_server.family.footprint import StageFootprint
 from omni_server.types import (
     ChatMessage,
     FunctionTool,

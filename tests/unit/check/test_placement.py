@@ -20,7 +20,7 @@ from omni_server.config.load import find_shipped_config, load_stage_config
 from omni_server.config.stage_config import MAX_MEMORY_FRACTION, StageConfig
 from omni_server.config.stages import ArStage
 from omni_server.errors import ConfigError
-from omni_server.family import StageFootprint
+from omni_server.family.footprint import StageFootprint
 from stages.qwen2_5_omni.footprint import stage_footprints
 from tests.checkpoints.qwen2_5_omni.genuine import genuine_model_config
 

@@ -51,8 +51,6 @@ class WaitingWindow:
     """Including context; counts against `max_codes`."""
     num_computed: int = field(compare=False)
     """Without codes whose state the stream carries."""
-    emit_start: int = field(compare=False)
-    num_streams: int | None = field(compare=False)
     done: asyncio.Future[None] = field(compare=False)
 
 
@@ -97,14 +95,7 @@ class SimulatedCode2Wav:
         self.num_running += 1
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = WaitingWindow(
-            priority,
-            next(self._order),
-            request_id,
-            len(token_ids),
-            len(token_ids) - num_carried,
-            window.emit_start,
-            num_streams,
-            done,
+            priority, next(self._order), request_id, len(token_ids), len(token_ids) - num_carried, done
         )
         heapq.heappush(self._waiting, waiting)
         if self._stepping is None or self._stepping.done():
