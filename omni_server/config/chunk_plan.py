@@ -87,6 +87,16 @@ class ChunkPlan(FrozenModel):
         return 1 if self.carries_state else 2
 
     @property
+    def blocks_per_output(self) -> Ramp:
+        """Blocks of frames that the source sends together, each time; the last number applies to all further
+        outputs. These are those that each window waits for, or single blocks if the windows are not known
+        before the stream begins."""
+        if self.mode == "whole" or self.busy:
+            return (1,)
+        first, *further = self.new_blocks
+        return (first + self.future_blocks, *(further or self.new_blocks))
+
+    @property
     def longest_window_blocks(self) -> int | None:
         """Blocks of the longest window that this plan can cut; None in mode `whole`, where it is the
         utterance."""

@@ -9,6 +9,7 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.inputs.engine import tokens_input
 
+from omni_server.config.chunk_plan import Ramp
 from omni_server.engine.ar_stream import ArStream
 from omni_server.engine.async_engine import RowSink, abort, stage_errors
 from omni_server.engine.construction import BuiltEngine
@@ -131,15 +132,15 @@ class ArHandle(EngineHandle):
         params: SamplingParams,
         row_sink: RowSink | None = None,
         *,
-        tokens_per_output: int = 1,
+        tokens_per_output: Ramp = (1,),
         priority: int = 0,
     ) -> ArStream:
         """Starts a request. `row_sink` is called with each payload of rows, before the tokens of its step. It
         must not raise.
 
-        With `tokens_per_output` n > 1, the stage sends tokens only when their number passes a multiple of n,
-        and the rest at the end. Requests with the lowest `priority` are computed first, and the earliest of
-        equal ones. Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
+        The stage sends tokens in blocks of `tokens_per_output`, whose last number applies to all further
+        blocks, and the rest at the end. Requests with the lowest `priority` are computed first, and the
+        earliest of equal ones. Raises `InvalidRequestError`, `StageError` or `StageDeadError`.
         """
         engine = self.engine
         if params.logprobs is not None and self._tokens is None:
@@ -148,8 +149,8 @@ class ArHandle(EngineHandle):
             token_ids, engine_input = prompt.token_ids, prompt.engine_input
         else:
             token_ids, engine_input = prompt, tokens_input(list(prompt))
-        meter = RequestMeter(self.metrics, len(token_ids), has_each_token=tokens_per_output == 1)
-        if tokens_per_output > 1:
+        meter = RequestMeter(self.metrics, len(token_ids), has_each_token=tokens_per_output == (1,))
+        if tokens_per_output != (1,):
             params.extra_args = (params.extra_args or {}) | {TOKENS_PER_OUTPUT_KEY: tokens_per_output}
         if row_sink is not None:
             engine.output_processor.row_sinks[request_id] = row_sink

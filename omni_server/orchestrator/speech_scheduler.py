@@ -208,8 +208,9 @@ class PlayoutClock:
         turnaround, rates = self._scheduler.turnaround, self._scheduler.rates
         per_block, slowness = self._scheduler.frames_per_block, self._slowness()
         made = self._num_frames / per_block
-        # If the next block is overdue, it is not expected to catch up.
-        frames_at = max(self._last_frames_at, now - slowness * rates.expected_s(made, int(made) + 1))
+        # If the next output is overdue, it is not expected to catch up.
+        coming = int(made) + 1 if self._may_pause else self._scheduler.next_output(made)
+        frames_at = max(self._last_frames_at, now - slowness * rates.expected_s(made, coming))
         back, missing_s = now, 0.0
         for number in itertools.count(self._num_back):
             if not self._is_expected(number):
@@ -295,6 +296,7 @@ class SpeechScheduler:
         self.max_outstanding_windows = plan.max_outstanding_windows
         self.max_start_delay_s = plan.max_start_delay_s
         self.frames_per_block = layout.frames_per_block
+        self._blocks_per_output = plan.blocks_per_output
         self.fairness = WindowFairness()
         self.turnaround = TurnaroundEstimator()
         self.rates = CodecRateEstimator()
@@ -334,6 +336,12 @@ class SpeechScheduler:
         whole."""
         num_streams = self.num_streams
         return next((ramp for least, ramp in reversed(self._ramps) if num_streams >= least), None)
+
+    def next_output(self, made: float) -> int:
+        """Returns with which block the output ends that the source sends next, when `made` blocks are made;
+        see `ChunkPlan.blocks_per_output`."""
+        blocks = itertools.chain(self._blocks_per_output, itertools.repeat(self._blocks_per_output[-1]))
+        return next(end for end in itertools.accumulate(blocks) if end > made)
 
     def priority(self, due: float) -> int:
         """Returns the decoder's priority for the deadline `due`: milliseconds since the server's start."""

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_server.audio.filters import Resampler
+from omni_server.config.chunk_plan import Ramp
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.engine_handle import Stage
@@ -131,10 +132,19 @@ class AudioTask:
         self._resampler: Resampler | None = None
         if layout.sample_rate_hz != SAMPLE_RATE_HZ:
             self._resampler = Resampler(layout.sample_rate_hz, SAMPLE_RATE_HZ)
-        # Windows end where a block does.
-        self.tokens_per_output = layout.frames_per_block * decoding.frames.num_sampled
         self._rest: tuple[int, ...] = ()
         self._num_samples = 0
+
+    @property
+    def _may_pause(self) -> bool:
+        return self._text is not None and not self._text.is_whole
+
+    @property
+    def tokens_per_output(self) -> Ramp:
+        """Those of a window. At a pause, a window ends early: the source sends each block then."""
+        blocks = (1,) if self._may_pause else self._decoding.chunks.blocks_per_output
+        per_block = self._decoding.layout.frames_per_block * self._decoding.frames.num_sampled
+        return tuple(number * per_block for number in blocks)
 
     def follow(self, text: TextSource, *, is_aligned: bool) -> None:
         """The source reads `text`. `is_aligned`: report which of it each frame is given."""
@@ -206,7 +216,7 @@ class AudioTask:
                 timeline=self._request.timeline,
                 emit=self._take_audio,
                 caller=self._request.ticket.caller,
-                may_pause=text is not None and not text.is_whole,
+                may_pause=self._may_pause,
                 is_held=lambda: text is not None and text.is_awaited(self._request.num_frames),
             )
             self._has_begun.set()
@@ -225,7 +235,7 @@ class AudioTask:
 class TextOutput:
     """Turns the tokens of a stage into text, and reports how much of it may be spoken."""
 
-    tokens_per_output = 1
+    tokens_per_output: Ramp = (1,)
     is_over = False
 
     def __init__(

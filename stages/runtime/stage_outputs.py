@@ -1,8 +1,9 @@
 """Changes that a stage's scheduler makes to a step's messages to the server: token blocks, load reports,
 corrupt requests."""
 
+import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,16 +24,20 @@ LOAD_REPORT_INTERVAL_S = 0.25
 
 @dataclass
 class TokenBlock:
-    """Tokens of one request that have not been sent to the server yet. They are sent in blocks of `size`
-    tokens (`TOKENS_PER_OUTPUT_KEY`), with the codes predicted for them if `has_codes`."""
+    """Tokens of one request that have not been sent to the server yet. They are sent in blocks of these
+    `sizes` (`TOKENS_PER_OUTPUT_KEY`), with the codes predicted for them if `has_codes`."""
 
-    size: int
+    sizes: Sequence[int]
     has_codes: bool = False
     """The results that come with the request's tokens are codes. Others, rows, are sent immediately."""
     num_sampled: int = 0
     unsent: list[int] = field(default_factory=list)
     unsent_codes: list[torch.Tensor] = field(default_factory=list)  # each [n, num_predicted]
     prefill_stats: PrefillStats | None = None
+
+    def __post_init__(self) -> None:
+        self._coming = itertools.chain(self.sizes, itertools.repeat(self.sizes[-1]))
+        self._end = next(self._coming)  # of the current block, in tokens since the beginning
 
     def add(self, output: EngineCoreOutput) -> bool:
         """Add one step's output. Returns whether to send it; if so, it now includes all tokens held back
@@ -44,8 +49,9 @@ class TokenBlock:
         self.num_sampled += len(output.new_token_ids)
         if output.prefill_stats is not None:
             self.prefill_stats = output.prefill_stats
-        num_sent = self.num_sampled - len(self.unsent)
-        is_complete = num_sent // self.size < self.num_sampled // self.size
+        is_complete = self.num_sampled >= self._end
+        while self.num_sampled >= self._end:
+            self._end += next(self._coming)
         if not is_complete and output.finish_reason is None and output.pooling_output is None:
             return False
         output.new_token_ids, self.unsent = self.unsent, []

@@ -196,8 +196,9 @@ class _Feeder:
 
 
 def _params(utterance: Utterance, speaking: Speaking) -> SamplingParams:
-    extra: dict[str, bytes | int] = {REQUEST_KEY: encode(RowsInput(num_replaced=utterance.num_replaced))}
-    if speaking.tokens_per_output > 1:
+    replaced = encode(RowsInput(num_replaced=utterance.num_replaced))
+    extra: dict[str, bytes | tuple[int, ...]] = {REQUEST_KEY: replaced}
+    if speaking.tokens_per_output != (1,):
         extra[TOKENS_PER_OUTPUT_KEY] = speaking.tokens_per_output
     return SamplingParams(
         temperature=speaking.temperature,

@@ -181,7 +181,7 @@ SEEDED: dict[str, Any] = {"temperature": 0.9, "seed": 7}
 CRAMPED, ASYNC = Engine(is_cramped=True), Engine(is_async=True)
 CRAMPED_ASYNC = Engine(is_cramped=True, is_async=True)
 V1_RUNS = {
-    "in blocks": (Engine(), Speaking(NAMES, is_together=True, tokens_per_output=8)),
+    "in blocks": (Engine(), Speaking(NAMES, is_together=True, tokens_per_output=(8,))),
     "preempted": (CRAMPED, Speaking(NAMES, is_together=True)),
     "unseeded preempted": (CRAMPED, Speaking(NAMES, is_together=True, temperature=0.9, has_logprobs=True)),
     "asynchronous": (CRAMPED_ASYNC, Speaking(NAMES, is_together=True)),
@@ -197,7 +197,7 @@ def v1(
 
 V2_NAMES = ("image", "more")
 V2_RUNS = {
-    "together": (ASYNC, Speaking(V2_NAMES, is_together=True, num_codes=8, tokens_per_output=4)),
+    "together": (ASYNC, Speaking(V2_NAMES, is_together=True, num_codes=8, tokens_per_output=(1, 4))),
     "preempted": (CRAMPED_ASYNC, Speaking(("again", "more"), is_together=True, num_codes=20)),
     "seeded alone": (ASYNC, Speaking(("again", "more"), num_codes=20, **SEEDED)),
     "seeded preempted": (

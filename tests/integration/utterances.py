@@ -43,7 +43,7 @@ class Speaking:
     is_together: bool = False
     """At once, and their rows arrive in pieces; otherwise one after the other, with all rows."""
     num_codes: int = 24
-    tokens_per_output: int = 1
+    tokens_per_output: tuple[int, ...] = (1,)
     temperature: float = 0.0
     seed: int | None = None
     has_logprobs: bool = False

@@ -1,7 +1,7 @@
 """vLLM's scheduler with our mixin, on a tiny text model's config; the test plays the worker."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +134,10 @@ def request(
     *,
     max_tokens: int = 50,
     stop: int | None = None,
-    tokens_per_output: int | None = None,
+    tokens_per_output: Sequence[int] = (),
 ) -> Request:
-    extra: dict[str, bytes | int] = {} if rows is None else {REQUEST_KEY: encode(rows)}
-    if tokens_per_output is not None:
+    extra: dict[str, bytes | Sequence[int]] = {} if rows is None else {REQUEST_KEY: encode(rows)}
+    if tokens_per_output:
         extra[TOKENS_PER_OUTPUT_KEY] = tokens_per_output
     params = SamplingParams(
         max_tokens=max_tokens,

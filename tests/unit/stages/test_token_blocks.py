@@ -25,7 +25,7 @@ def tokens_of_steps(worker: Worker, count: int, request_id: str = "a") -> list[l
 
 def test_tokens_are_sent_when_a_block_of_them_is_complete(talker: StageScheduler) -> None:
     worker = Worker(talker)
-    talker.add_request(request("a", 3, None, tokens_per_output=4, max_tokens=10))
+    talker.add_request(request("a", 3, None, tokens_per_output=(4,), max_tokens=10))
     assert tokens_of_steps(worker, 10) == [
         None, None, None, [0, 1, 2, 3],
         None, None, None, [4, 5, 6, 7],
@@ -34,16 +34,28 @@ def test_tokens_are_sent_when_a_block_of_them_is_complete(talker: StageScheduler
     assert talker.requests == {}
 
 
+def test_blocks_have_the_sizes_that_were_asked_for_and_then_the_last_one(talker: StageScheduler) -> None:
+    worker = Worker(talker)
+    talker.add_request(request("a", 3, None, tokens_per_output=(1, 2, 3), max_tokens=10))
+    assert tokens_of_steps(worker, 10) == [
+        [0],
+        None, [1, 2],
+        None, None, [3, 4, 5],
+        None, None, [6, 7, 8],
+        [9],
+    ]  # fmt: skip
+
+
 def test_a_step_without_outputs_sends_no_message(talker: StageScheduler) -> None:
     worker = Worker(talker)
-    talker.add_request(request("a", 3, None, tokens_per_output=2))
+    talker.add_request(request("a", 3, None, tokens_per_output=(2,)))
     assert worker.messages(worker.schedule()) == {}
     assert list(worker.messages(worker.schedule())) == [0]
 
 
 def test_a_stop_token_ends_a_block_and_comes_with_it(talker: StageScheduler) -> None:
     worker = Worker(talker)
-    talker.add_request(request("a", 3, None, tokens_per_output=4, stop=1))
+    talker.add_request(request("a", 3, None, tokens_per_output=(4,), stop=1))
     assert tokens_of_steps(worker, 1) == [None]
     output = worker.answer(worker.schedule(), token=1)["a"]
     assert output.new_token_ids == [0, 1]
@@ -52,7 +64,7 @@ def test_a_stop_token_ends_a_block_and_comes_with_it(talker: StageScheduler) -> 
 
 def test_the_first_block_carries_the_statistics_of_the_prompt(talker: StageScheduler) -> None:
     worker = Worker(talker)
-    talker.add_request(request("a", 3, None, tokens_per_output=2))
+    talker.add_request(request("a", 3, None, tokens_per_output=(2,)))
     worker.step()
     output = worker.answer(worker.schedule())["a"]
     assert output.prefill_stats is not None
@@ -63,16 +75,16 @@ def test_the_first_block_carries_the_statistics_of_the_prompt(talker: StageSched
 
 def test_tokens_that_were_kept_back_end_with_an_abort(talker: StageScheduler) -> None:
     worker = Worker(talker)
-    talker.add_request(request("a", 3, None, tokens_per_output=4))
+    talker.add_request(request("a", 3, None, tokens_per_output=(4,)))
     assert tokens_of_steps(worker, 2) == [None, None]
     talker.finish_requests("a", RequestStatus.FINISHED_ABORTED)
-    talker.add_request(request("a", 3, None, tokens_per_output=4))
+    talker.add_request(request("a", 3, None, tokens_per_output=(4,)))
     assert tokens_of_steps(worker, 4) == [None, None, None, [0, 1, 2, 3]]
 
 
 def test_an_abort_during_a_step_that_completes_a_block_sends_nothing(talker: StageScheduler) -> None:
     worker = Worker(talker)
-    talker.add_request(request("a", 3, None, tokens_per_output=2))
+    talker.add_request(request("a", 3, None, tokens_per_output=(2,)))
     worker.step()
     output = worker.schedule()
     talker.finish_requests("a", RequestStatus.FINISHED_ABORTED)
@@ -82,7 +94,7 @@ def test_an_abort_during_a_step_that_completes_a_block_sends_nothing(talker: Sta
 def test_blocks_survive_a_preemption(tmp_path: Path) -> None:
     talker = make_scheduler(tmp_path, num_blocks=4)
     worker = Worker(talker)
-    preempted = request("b", 30, None, tokens_per_output=4, max_tokens=20)
+    preempted = request("b", 30, None, tokens_per_output=(4,), max_tokens=20)
     talker.add_request(request("a", 30, None, max_tokens=20))
     talker.add_request(preempted)
     sent = [tokens for tokens in tokens_of_steps(worker, 60, "b") if tokens is not None]
@@ -115,7 +127,7 @@ def codes_of_steps(worker: Worker, count: int) -> list[list[list[int]] | None]:
 
 
 def test_predicted_codes_are_held_back_with_their_tokens(predicting: StageScheduler) -> None:
-    predicting.add_request(request("a", 3, None, tokens_per_output=2, max_tokens=5))
+    predicting.add_request(request("a", 3, None, tokens_per_output=(2,), max_tokens=5))
     assert codes_of_steps(Worker(predicting), 5) == [
         None, [[0] * 3, [1] * 3],
         None, [[2] * 3, [3] * 3],
@@ -125,8 +137,8 @@ def test_predicted_codes_are_held_back_with_their_tokens(predicting: StageSchedu
 
 def test_codes_of_a_block_end_with_an_abort(predicting: StageScheduler) -> None:
     worker = Worker(predicting)
-    predicting.add_request(request("a", 3, None, tokens_per_output=4))
+    predicting.add_request(request("a", 3, None, tokens_per_output=(4,)))
     assert codes_of_steps(worker, 2) == [None, None]
     predicting.finish_requests("a", RequestStatus.FINISHED_ABORTED)
-    predicting.add_request(request("a", 3, None, tokens_per_output=2))
+    predicting.add_request(request("a", 3, None, tokens_per_output=(2,)))
     assert codes_of_steps(worker, 2) == [None, [[0] * 3, [1] * 3]]
