@@ -1,19 +1,25 @@
 """One request through fake stages: what comes out, and in what order."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import cast
 
 import numpy as np
 import pytest
 
 from omni_server.config.pipeline import TokenFrames
+from omni_server.family.speech_text import SpeechText
+from omni_server.orchestrator.text_source import TextSource
 from omni_server.orchestrator.tool_parser import ToolParser
 from omni_server.types import (
     AudioDelta,
     CodecDelta,
     Finished,
+    Flush,
     TextDelta,
 )
 from tests.unit.orchestrator.fake_stages import (
+    CODES_PER_OUTPUT,
     FIRST_GENERATED,
     SAMPLES_PER_CODE,
     STOP_CODE,
@@ -26,6 +32,21 @@ from tests.unit.orchestrator.fake_stages import (
     sound_of,
     write,
 )
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_the_talker_sends_what_a_window_needs_or_each_block_if_its_text_may_pause(
+    *, is_whole: bool
+) -> None:
+    stages, events = asked()
+    await settle()
+    pieces = cast(AsyncIterator[str | Flush], None)
+    source = TextSource(cast(SpeechText, None), pieces, is_whole=is_whole, on_later_text=lambda _: None)
+    stages.audio.follow(source, is_aligned=False)
+    await write(stages, 1)
+    windows = tuple(blocks * CODES_PER_OUTPUT for blocks in (2, 1, 2, 4, 8))
+    assert stages.talker.stream.tokens_per_output == (windows if is_whole else (CODES_PER_OUTPUT,))
+    events.cancel()
 
 
 async def test_text_and_speech_come_as_they_are_made() -> None:

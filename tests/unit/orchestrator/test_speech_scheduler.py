@@ -138,6 +138,7 @@ class Listener:
         stack: ExitStack,
         *,
         has_ramp: bool = True,
+        plan: ChunkPlan = PLAYED,
         may_pause: bool = False,
     ) -> None:
         self.heard_at: list[float] = []
@@ -146,7 +147,7 @@ class Listener:
             scheduler, lambda: self.heard_at.append(clock()), "caller", may_pause=may_pause
         )
         if has_ramp:
-            self.buffer.ramp = WindowRamp(PLAYED, LAYOUT, PLAYED.new_blocks)
+            self.buffer.ramp = WindowRamp(plan, LAYOUT, plan.new_blocks)
         stack.enter_context(scheduler.stream(self.buffer))
 
     def send_window(self) -> None:
@@ -200,6 +201,29 @@ async def test_a_talker_slower_than_speech_holds_its_own_stream_and_no_other() -
         assert (slow.heard_at, fast.heard_at) == ([], [1.0])
         await asyncio.sleep(10.0)
         assert slow.heard_at == [3.0], "no longer than the limit"
+
+
+@in_virtual_time
+async def test_a_stream_is_not_held_for_frames_that_its_talker_sends_with_the_next_window() -> None:
+    """Blocks of 0.24 s take 0.1 s, windows 0.3 s. The second window is back 0.4 s after the first one,
+    which has 0.48 s of audio. It would be late if a frame of it were overdue."""
+    plan = ChunkPlan(new_blocks=(2, 4), future_blocks=0)
+    with ExitStack() as stack:
+        scheduler = SpeechScheduler(plan, LAYOUT, PendingStreams(), clock=clock)
+        for _ in range(2):
+            stream = Listener(scheduler, stack, plan=plan)
+            stream.buffer.push(BLOCK * 2)
+            stream.send_window()
+            await asyncio.sleep(0.3)
+            came_back_at = clock()
+            stream.buffer.window_completed(24)
+            await asyncio.sleep(0.1)
+            stream.buffer.push(BLOCK * 4)
+            stream.send_window()
+            await asyncio.sleep(0.3)
+            stream.buffer.window_completed(48)
+            stream.buffer.finish()
+        assert stream.heard_at == [came_back_at]
 
 
 @pytest.mark.parametrize("may_pause", [False, True])
