@@ -1,6 +1,7 @@
 """How codec tokens are cut into windows, and when windows and audio are sent."""
 
 import itertools
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -18,6 +19,11 @@ def _as_ramp(value: object) -> object:
 
 
 Ramp = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_as_ramp)]
+
+
+def output_ends(sizes: Sequence[int]) -> Iterator[int]:
+    """How much has been sent after each output; the last size applies to all further ones."""
+    return itertools.accumulate(itertools.chain(sizes, itertools.repeat(sizes[-1])))
 
 
 class BusyChunks(FrozenModel):
@@ -87,10 +93,10 @@ class ChunkPlan(FrozenModel):
         return 1 if self.carries_state else 2
 
     @property
-    def blocks_per_output(self) -> Ramp:
-        """Blocks of frames that the source sends together, each time; the last number applies to all further
-        outputs. These are those that each window waits for, or single blocks if the windows are not known
-        before the stream begins."""
+    def blocks_per_output(self) -> tuple[int, ...]:
+        """Blocks of frames in each output of the source; the last number applies to all further ones. An
+        output has what the next window still needs, or one block if the windows are not known before the
+        stream begins."""
         if self.mode == "whole" or self.busy:
             return (1,)
         first, *further = self.new_blocks

@@ -9,7 +9,6 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.inputs.engine import tokens_input
 
-from omni_server.config.chunk_plan import Ramp
 from omni_server.engine.ar_stream import ArStream
 from omni_server.engine.async_engine import RowSink, abort, stage_errors
 from omni_server.engine.construction import BuiltEngine
@@ -132,7 +131,7 @@ class ArHandle(EngineHandle):
         params: SamplingParams,
         row_sink: RowSink | None = None,
         *,
-        tokens_per_output: Ramp = (1,),
+        tokens_per_output: tuple[int, ...] = (1,),
         priority: int = 0,
     ) -> ArStream:
         """Starts a request. `row_sink` is called with each payload of rows, before the tokens of its step. It
@@ -149,7 +148,7 @@ class ArHandle(EngineHandle):
             token_ids, engine_input = prompt.token_ids, prompt.engine_input
         else:
             token_ids, engine_input = prompt, tokens_input(list(prompt))
-        meter = RequestMeter(self.metrics, len(token_ids), has_each_token=tokens_per_output == (1,))
+        meter = RequestMeter(self.metrics, len(token_ids), has_first_token=tokens_per_output[0] == 1)
         if tokens_per_output != (1,):
             params.extra_args = (params.extra_args or {}) | {TOKENS_PER_OUTPUT_KEY: tokens_per_output}
         if row_sink is not None:

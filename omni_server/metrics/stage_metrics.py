@@ -62,14 +62,13 @@ class RequestMeter:
         metrics: ArStageMetrics,
         num_prompt_tokens: int,
         *,
-        has_each_token: bool,
+        has_first_token: bool,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """Without `has_each_token`, its tokens arrive in blocks and the times of single tokens are
-        unknown."""
+        """Without `has_first_token`, the first token comes with others, and its time is unknown."""
         self._metrics = metrics
         self._num_prompt_tokens = num_prompt_tokens
-        self._has_each_token = has_each_token
+        self._has_first_token = has_first_token
         self._clock = clock
         self._began = clock()
         self._first: float | None = None
@@ -89,7 +88,7 @@ class RequestMeter:
             self._num_first_tokens = count
             metrics.prompt_tokens += self._num_prompt_tokens
             metrics.cached_prompt_tokens += num_cached
-            if self._has_each_token:
+            if self._has_first_token:
                 metrics.first_token_s.observe(self._last - self._began)
         self._num_tokens += count
         metrics.generation_tokens += count
@@ -105,7 +104,7 @@ class RequestMeter:
             return
         metrics.request_s.observe(self._clock() - self._began)
         num_later = self._num_tokens - self._num_first_tokens
-        if self._has_each_token and self._first is not None and num_later > 0:
+        if self._first is not None and num_later > 0:
             metrics.per_token_s.observe((self._last - self._first) / num_later)
 
 
@@ -145,12 +144,12 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ArStageMetrics], float]], ...] = (
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[ArStageMetrics], Histogram]], ...] = (
     (
         "vllm:time_to_first_token_seconds",
-        "From submission to the stage to the first token; empty for a stage that sends tokens in blocks.",
+        "From submission to the stage to the first token; without requests whose first token comes with others.",
         lambda stage: stage.first_token_s,
     ),
     (
         "vllm:request_time_per_output_token_seconds",
-        "Mean time between the tokens of a request; empty for a stage that sends tokens in blocks.",
+        "Mean time between the tokens of a request.",
         lambda stage: stage.per_token_s,
     ),
     (

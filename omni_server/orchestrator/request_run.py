@@ -22,8 +22,8 @@ from omni_server.types import Finished, FinishReason, OmniEvent, PromptTokens, U
 logger = logging.getLogger(__name__)
 
 _CATCH_UP_TURNS = 12
-"""Turns of the event loop that a spoken request waits for others that arrived at the same moment. One over a
-kept connection is about 6 turns ahead of those over new connections, which must be accepted first. Each turn
+"""Turns of the event loop that a spoken request waits for others that arrived at the same moment. A request
+over a kept connection is about 6 turns ahead of those over new ones, which must be accepted first. Each turn
 may read the prompts of all of them. They then reach the entry together, and their speech stays together
 (`stages.runtime.batching_delay`). Text-only requests gain nothing from this and continue immediately."""
 

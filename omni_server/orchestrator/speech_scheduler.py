@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.chunk_plan import ChunkPlan, output_ends
 from omni_server.family.codec import CodecLayout
 from omni_server.orchestrator.fair_share import WindowFairness
 from omni_server.orchestrator.speech_estimates import (
@@ -338,10 +338,9 @@ class SpeechScheduler:
         return next((ramp for least, ramp in reversed(self._ramps) if num_streams >= least), None)
 
     def next_output(self, made: float) -> int:
-        """Returns with which block the output ends that the source sends next, when `made` blocks are made;
-        see `ChunkPlan.blocks_per_output`."""
-        blocks = itertools.chain(self._blocks_per_output, itertools.repeat(self._blocks_per_output[-1]))
-        return next(end for end in itertools.accumulate(blocks) if end > made)
+        """The source has sent `made` blocks. Returns how many it has sent with its next output, unless its
+        text may pause."""
+        return next(end for end in output_ends(self._blocks_per_output) if end > made)
 
     def priority(self, due: float) -> int:
         """Returns the decoder's priority for the deadline `due`: milliseconds since the server's start."""

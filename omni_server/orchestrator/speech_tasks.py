@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from omni_server.audio.filters import Resampler
-from omni_server.config.chunk_plan import Ramp
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
 from omni_server.engine.engine_handle import Stage
@@ -140,8 +139,9 @@ class AudioTask:
         return self._text is not None and not self._text.is_whole
 
     @property
-    def tokens_per_output(self) -> Ramp:
-        """Those of a window. At a pause, a window ends early: the source sends each block then."""
+    def tokens_per_output(self) -> tuple[int, ...]:
+        """Those that a window needs. If the text may pause, windows may end early, so the source sends each
+        block."""
         blocks = (1,) if self._may_pause else self._decoding.chunks.blocks_per_output
         per_block = self._decoding.layout.frames_per_block * self._decoding.frames.num_sampled
         return tuple(number * per_block for number in blocks)
@@ -151,7 +151,7 @@ class AudioTask:
         self._text, self._is_aligned = text, is_aligned
 
     def limit(self, num_frames: int) -> None:
-        """Cuts the speech there, as the limit of its tokens does."""
+        """Cuts the speech there, as the limit of its tokens does. The source samples the rest of its output."""
         self._max_frames = num_frames
 
     async def run(self) -> None:
@@ -235,7 +235,7 @@ class AudioTask:
 class TextOutput:
     """Turns the tokens of a stage into text, and reports how much of it may be spoken."""
 
-    tokens_per_output: Ramp = (1,)
+    tokens_per_output: tuple[int, ...] = (1,)
     is_over = False
 
     def __init__(

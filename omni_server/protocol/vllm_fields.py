@@ -1,10 +1,9 @@
 """Values that our server and stages put into fields of vLLM's requests and outputs."""
 
 TOKENS_PER_OUTPUT_KEY = "omni_tokens_per_output"
-"""Key in `SamplingParams.extra_args`: numbers n >= 1 of tokens. The stage sends the first block of the
-request's tokens when there are as many as the first number says, and so on; the last number applies to all
-further blocks. The rest is sent when the request finishes. Without the key, the tokens of each step are sent
-immediately."""
+"""Key in `SamplingParams.extra_args`: numbers of tokens, each at least 1. The stage sends the request's tokens
+in blocks of these sizes, whose last applies to all further blocks, and the rest when the request finishes.
+Without the key, the tokens of each step are sent immediately."""
 
 # Why a stage gave up a request's grammar: `stop_reason` of an output whose finish reason is "error".
 GRAMMAR_TOO_SLOW = "omni_grammar_too_slow"

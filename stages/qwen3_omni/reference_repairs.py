@@ -1,8 +1,8 @@
 """transformers' Qwen3-Omni, repaired where it deviates from its authors' model.
 
 All line numbers are those of modeling_qwen3_omni_moe.py in version 5.19, if no other is named. What is not
-repaired: in a batch, shorter answers get the end of their text one frame late (4144), so a reference generates
-one answer at a time.
+repaired: in a batch, shorter answers get the end of their text one frame late (4144), so a reference
+generates one answer at a time.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ def repair(model: Qwen3OmniMoeForConditionalGeneration) -> None:
     model.talker.config.audio_config = model.config.thinker_config.audio_config
     # 3846: `chunked_decode` loses the decoder's lead, 555 samples, before each chunk but the first.
     model.code2wav.chunked_decode = _single_pass(model)
-    # 5.17, 3109: behind a prompt with media, speech went on from the greatest position, not the last one.
+    # 5.17, 3101: behind a prompt with media, speech went on from the greatest position, not the last one.
     model.talker.get_rope_index = _from_last(model.talker.get_rope_index)
     _Repairs(model)
 

@@ -1,7 +1,6 @@
 """Changes that a stage's scheduler makes to a step's messages to the server: token blocks, load reports,
 corrupt requests."""
 
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
+from omni_server.config.chunk_plan import output_ends
 from omni_server.protocol.corruption import Corruption, encode_corruption
 from stages.runtime.stage_step import attached_findings
 
@@ -36,8 +36,8 @@ class TokenBlock:
     prefill_stats: PrefillStats | None = None
 
     def __post_init__(self) -> None:
-        self._coming = itertools.chain(self.sizes, itertools.repeat(self.sizes[-1]))
-        self._end = next(self._coming)  # of the current block, in tokens since the beginning
+        self._ends = output_ends(self.sizes)
+        self._end = next(self._ends)
 
     def add(self, output: EngineCoreOutput) -> bool:
         """Add one step's output. Returns whether to send it; if so, it now includes all tokens held back
@@ -51,7 +51,7 @@ class TokenBlock:
             self.prefill_stats = output.prefill_stats
         is_complete = self.num_sampled >= self._end
         while self.num_sampled >= self._end:
-            self._end += next(self._coming)
+            self._end = next(self._ends)
         if not is_complete and output.finish_reason is None and output.pooling_output is None:
             return False
         output.new_token_ids, self.unsent = self.unsent, []

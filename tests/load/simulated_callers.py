@@ -11,12 +11,12 @@ the windows that are due first. Cooperation between stages is modelled too: the 
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from typing import Literal
 
-from omni_server.config.chunk_plan import ChunkPlan
+from omni_server.config.chunk_plan import ChunkPlan, output_ends
 from tests.unit.orchestrator.simulated_speech import (
     LAYOUT,
     SimulatedCode2Wav,
@@ -230,15 +230,21 @@ class Request:
     num_text: int
     num_codes: int
     take_codes: Callable[[int], None]
-    """Called per block with its number of codes."""
+    """Called per output with its number of codes."""
+    output_ends: Iterator[int]
+    """In blocks; see `omni_server.config.chunk_plan`."""
     asked_at: float = 0.0
     first_text_at: float = 0.0
     num_written: int = 0
     num_rows: int = 0
     num_made: int = 0
+    num_sent: int = 0
     is_prefilled: bool = False
     text_done: asyncio.Event = field(default_factory=asyncio.Event)
     codes_done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.output_end = next(self.output_ends)
 
     @property
     def may_talk(self) -> bool:
@@ -277,6 +283,7 @@ class Server:
         self._device, self._sharing, self._rng = device, sharing, rng
         self.code2wav = Code2Wav(gpu, device, sharing, max_codes, rng)
         self.simulation = Simulation(self.code2wav, plan)
+        self._blocks_per_output = plan.blocks_per_output
         self.thinker = LanguageModel("thinker", gpu)
         self.talker = LanguageModel("talker", gpu)
         self._prompts: list[Request] = []
@@ -300,7 +307,7 @@ class Server:
             utterance.output.push([(0,)] * num_new)
 
         num_text = max(2, round(num_codes / CODES_PER_TEXT_TOKEN))
-        request = Request(num_text, num_codes, take, asked_at)
+        request = Request(num_text, num_codes, take, output_ends(self._blocks_per_output), asked_at)
         await asyncio.sleep(self._device.network_s)
         self._unprepared += 1
         async with self._accepting:
@@ -365,9 +372,9 @@ class Server:
                 request.is_prefilled = True
                 request.num_made += 1
                 is_last = request.num_made == request.num_codes
-                num_new = (request.num_made - 1) % LAYOUT.frames_per_block + 1
-                if is_last or num_new == LAYOUT.frames_per_block:
-                    request.take_codes(num_new)
+                if is_last or request.num_made == request.output_end * LAYOUT.frames_per_block:
+                    request.take_codes(request.num_made - request.num_sent)
+                    request.num_sent, request.output_end = request.num_made, next(request.output_ends)
                 if is_last:
                     requests.remove(request)
                     request.codes_done.set()

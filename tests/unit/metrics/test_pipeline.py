@@ -42,7 +42,7 @@ def ended(stage: ArStageMetrics) -> dict[str, float]:
 
 def test_request_that_gives_each_token_is_timed() -> None:
     clock, stage = Clock(), ArStageMetrics()
-    meter = RequestMeter(stage, 30, has_each_token=True, clock=clock)
+    meter = RequestMeter(stage, 30, has_first_token=True, clock=clock)
     clock.now += 0.5
     meter.tokens(0, num_cached=0)  # text without a token
     clock.now += 0.5
@@ -63,23 +63,27 @@ def test_request_that_gives_each_token_is_timed() -> None:
     assert ended(stage) == {"stop": 1, "length": 0, "abort": 0, "error": 0}
 
 
-def test_tokens_in_blocks_give_counts_but_no_times_of_tokens() -> None:
+def test_a_first_token_that_comes_with_others_has_no_time() -> None:
     clock, stage = Clock(), ArStageMetrics()
-    meter = RequestMeter(stage, 30, has_each_token=False, clock=clock)
+    meter = RequestMeter(stage, 30, has_first_token=False, clock=clock)
     clock.now += 1.0
     meter.tokens(12, num_cached=0)
+    clock.now += 1.0
+    meter.tokens(12, num_cached=0)
+    clock.now += 0.5
+    meter.tokens(3, num_cached=0)
     meter.ended("length")
     values = samples({"talker": stage})
-    assert values["vllm:generation_tokens_total", "talker"] == 12
+    assert values["vllm:generation_tokens_total", "talker"] == 27
     assert values["vllm:time_to_first_token_seconds_count", "talker"] == 0
-    assert values["vllm:request_time_per_output_token_seconds_count", "talker"] == 0
+    assert values["vllm:request_time_per_output_token_seconds_sum", "talker"] == 1.5 / 15
     assert values["vllm:e2e_request_latency_seconds_count", "talker"] == 1
 
 
 def test_aborted_and_failed_requests_are_counted_and_not_timed() -> None:
     stage = ArStageMetrics()
     for reason in ("abort", "abort", "error", "repetition"):
-        RequestMeter(stage, 3, has_each_token=True).ended(reason)
+        RequestMeter(stage, 3, has_first_token=True).ended(reason)
     assert ended(stage) == {"stop": 0, "length": 0, "abort": 2, "error": 1, "repetition": 1}
     values = samples({"thinker": stage})
     assert values["vllm:e2e_request_latency_seconds_count", "thinker"] == 0
@@ -88,7 +92,7 @@ def test_aborted_and_failed_requests_are_counted_and_not_timed() -> None:
 
 def test_one_token_has_no_time_between_tokens() -> None:
     stage = ArStageMetrics()
-    meter = RequestMeter(stage, 3, has_each_token=True)
+    meter = RequestMeter(stage, 3, has_first_token=True)
     meter.tokens(1, num_cached=0)
     meter.ended("stop")
     assert samples({"thinker": stage})["vllm:request_time_per_output_token_seconds_count", "thinker"] == 0
@@ -96,7 +100,7 @@ def test_one_token_has_no_time_between_tokens() -> None:
 
 def test_the_warm_up_is_forgotten() -> None:
     stage = ArStageMetrics()
-    meter = RequestMeter(stage, 3, has_each_token=True)
+    meter = RequestMeter(stage, 3, has_first_token=True)
     meter.tokens(2, num_cached=1)
     meter.ended("length")
     stage.clear()

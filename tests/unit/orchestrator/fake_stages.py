@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from vllm import SamplingParams
 
-from omni_server.config.chunk_plan import ChunkPlan, Ramp
+from omni_server.config.chunk_plan import ChunkPlan
 from omni_server.config.pipeline import TokenFrames
 from omni_server.engine.ar_handle import ArHandle
 from omni_server.engine.ar_stream import ArOutput
@@ -49,7 +49,7 @@ ONE_CODEBOOK = TokenFrames()
 class FakeStream:
     """Stands for `ArStream`."""
 
-    def __init__(self, engine_id: str, row_sink: RowSink | None, tokens_per_output: Ramp) -> None:
+    def __init__(self, engine_id: str, row_sink: RowSink | None, tokens_per_output: tuple[int, ...]) -> None:
         self.engine_id = engine_id
         self.row_sink = row_sink
         self.tokens_per_output = tokens_per_output
@@ -140,7 +140,7 @@ class FakeArStage(FakeEngine):
         params: SamplingParams,
         row_sink: RowSink | None = None,
         *,
-        tokens_per_output: Ramp = (1,),
+        tokens_per_output: tuple[int, ...] = (1,),
         priority: int = 0,
     ) -> FakeStream:
         await self.open_gate.wait()

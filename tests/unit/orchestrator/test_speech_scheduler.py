@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from omni_server.config.chunk_plan import BusyChunks, ChunkPlan
+from omni_server.config.chunk_plan import BusyChunks, ChunkPlan, output_ends
 from omni_server.orchestrator.speech_scheduler import (
     MIN_RECHECK_S,
     PendingStreams,
@@ -44,6 +44,9 @@ def test_a_ramp_says_what_the_edge_does(
     edge = TalkerToCode2Wav(plan, LAYOUT, voice="Ethan", noise_seed=0)
     edge.use_ramp(used)
     number = 0
+    if other is None:
+        ends = output_ends(plan.blocks_per_output)
+        assert all(next(ends) * BLOCK == windows.needed_frames(window) for window in range(20))
     for made in range(1, 400):
         for window in edge.push([(0,)]):
             assert made == windows.needed_frames(number)
