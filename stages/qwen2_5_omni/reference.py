@@ -29,6 +29,7 @@ from stages.qwen_omni.forced_reference import (
     ForcedReference,
     NothingToSpeakError,
     along,
+    continue_from_last_position,
     forced_steps,
 )
 
@@ -85,8 +86,7 @@ class Qwen25OmniReference(ForcedReference):
         if not model.has_talker:
             return
         talker, dit = model.talker, model.token2wav.code2wav_dit_model
-        write, generate, get_rope_index = model.thinker.generate, talker.generate, talker.get_rope_index
-        sample = dit.sample
+        write, generate, sample = model.thinker.generate, talker.generate, dit.sample
 
         def with_speech(*, input_ids: torch.Tensor, **kwargs: Any) -> object:
             result = write(input_ids=input_ids, **kwargs)
@@ -94,10 +94,6 @@ class Qwen25OmniReference(ForcedReference):
             if is_spoken and result.sequences.shape[1] - input_ids.shape[1] == 1:
                 raise NothingToSpeakError  # the last token is not spoken
             return result
-
-        def from_last(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            positions, _ = get_rope_index(*args)
-            return positions, positions[0, :, -1:] + 1 - positions.shape[-1]
 
         def with_mask(
             _: object, args: tuple[object, ...], kwargs: dict[str, Any]
@@ -128,7 +124,8 @@ class Qwen25OmniReference(ForcedReference):
 
         talker.register_forward_pre_hook(with_mask, with_kwargs=True)
         model.thinker.generate, dit.sample = with_speech, with_noise
-        talker.generate, talker.get_rope_index = without_pictures, from_last
+        talker.generate = without_pictures
+        continue_from_last_position(talker)
 
     def spoken_messages(self, messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
         has_system_prompt = any(message.role == "system" for message in messages)

@@ -13,7 +13,7 @@ from transformers import BatchFeature, Qwen3OmniMoeForConditionalGeneration, Whi
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from stages.qwen_omni.forced_reference import NothingToSpeakError
+from stages.qwen_omni.forced_reference import NothingToSpeakError, continue_from_last_position
 
 
 def repair(model: Qwen3OmniMoeForConditionalGeneration) -> None:
@@ -22,17 +22,8 @@ def repair(model: Qwen3OmniMoeForConditionalGeneration) -> None:
     model.talker.config.audio_config = model.config.thinker_config.audio_config
     # 3846: `chunked_decode` loses the decoder's lead, 555 samples, before each chunk but the first.
     model.code2wav.chunked_decode = _single_pass(model)
-    # 5.17, 3101: behind a prompt with media, speech went on from the greatest position, not the last one.
-    model.talker.get_rope_index = _from_last(model.talker.get_rope_index)
+    continue_from_last_position(model.talker)  # 3101 in 5.17
     _Repairs(model)
-
-
-def _from_last(get_rope_index: Any) -> Any:
-    def positions_and_delta(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        positions, _ = get_rope_index(*args, **kwargs)
-        return positions, positions[0, :, -1:] + 1 - positions.shape[-1]
-
-    return positions_and_delta
 
 
 def _single_pass(model: Qwen3OmniMoeForConditionalGeneration) -> Any:

@@ -29,6 +29,18 @@ class NothingToSpeakError(Exception):
     """Exits `generate` where transformers fails on an empty tensor: the answer is silence."""
 
 
+def continue_from_last_position(talker: Any) -> None:
+    """Changes a talker of transformers: behind a prompt with media, its positions continue from the last one
+    and not from the greatest one."""
+    get_rope_index = talker.get_rope_index
+
+    def from_last(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        positions, _ = get_rope_index(*args, **kwargs)
+        return positions, positions[0, :, -1:] + 1 - positions.shape[-1]
+
+    talker.get_rope_index = from_last
+
+
 class ForcedReference(ABC):
     """Implements `omni_server.protocol.reference.Reference` for models of a thinker, a talker and a
     decoder."""
