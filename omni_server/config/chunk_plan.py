@@ -92,12 +92,11 @@ class ChunkPlan(FrozenModel):
         """Windows of one stream that may be in the decoder at once."""
         return 1 if self.carries_state else 2
 
-    @property
-    def blocks_per_output(self) -> tuple[int, ...]:
+    def blocks_per_output(self, *, may_pause: bool) -> tuple[int, ...]:
         """Blocks of frames in each output of the source; the last number applies to all further ones. An
-        output has what the next window still needs, or one block if the windows are not known before the
-        stream begins."""
-        if self.mode == "whole" or self.busy:
+        output has what the next window still needs, or one block if the windows are not known before: they
+        may depend on other streams, and end early where the source `may_pause`."""
+        if may_pause or self.mode == "whole" or self.busy:
             return (1,)
         first, *further = self.new_blocks
         return (first + self.future_blocks, *(further or self.new_blocks))

@@ -144,7 +144,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ArStageMetrics], float]], ...] = (
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[ArStageMetrics], Histogram]], ...] = (
     (
         "vllm:time_to_first_token_seconds",
-        "From submission to the stage to the first token; without requests whose first token comes with others.",
+        "From submission to the stage to the first token, if that token is sent alone.",
         lambda stage: stage.first_token_s,
     ),
     (

@@ -96,6 +96,7 @@ class PlayoutClock:
         how long it takes says nothing of other streams."""
         self._scheduler = scheduler
         self._may_pause = may_pause
+        self._blocks_per_output = scheduler.blocks_per_output(may_pause=may_pause)
         self._caller = caller
         self._start = start
         self.ramp: WindowRamp | None = None
@@ -209,7 +210,7 @@ class PlayoutClock:
         per_block, slowness = self._scheduler.frames_per_block, self._slowness()
         made = self._num_frames / per_block
         # If the next output is overdue, it is not expected to catch up.
-        coming = int(made) + 1 if self._may_pause else self._scheduler.next_output(made)
+        coming = next(end for end in output_ends(self._blocks_per_output) if end > made)
         frames_at = max(self._last_frames_at, now - slowness * rates.expected_s(made, coming))
         back, missing_s = now, 0.0
         for number in itertools.count(self._num_back):
@@ -296,7 +297,7 @@ class SpeechScheduler:
         self.max_outstanding_windows = plan.max_outstanding_windows
         self.max_start_delay_s = plan.max_start_delay_s
         self.frames_per_block = layout.frames_per_block
-        self._blocks_per_output = plan.blocks_per_output
+        self.blocks_per_output = plan.blocks_per_output
         self.fairness = WindowFairness()
         self.turnaround = TurnaroundEstimator()
         self.rates = CodecRateEstimator()
@@ -336,11 +337,6 @@ class SpeechScheduler:
         whole."""
         num_streams = self.num_streams
         return next((ramp for least, ramp in reversed(self._ramps) if num_streams >= least), None)
-
-    def next_output(self, made: float) -> int:
-        """The source has sent `made` blocks. Returns how many it has sent with its next output, unless its
-        text may pause."""
-        return next(end for end in output_ends(self._blocks_per_output) if end > made)
 
     def priority(self, due: float) -> int:
         """Returns the decoder's priority for the deadline `due`: milliseconds since the server's start."""

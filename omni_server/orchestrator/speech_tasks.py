@@ -140,9 +140,8 @@ class AudioTask:
 
     @property
     def tokens_per_output(self) -> tuple[int, ...]:
-        """Those that a window needs. If the text may pause, windows may end early, so the source sends each
-        block."""
-        blocks = (1,) if self._may_pause else self._decoding.chunks.blocks_per_output
+        """See `ChunkPlan.blocks_per_output`."""
+        blocks = self._decoding.chunks.blocks_per_output(may_pause=self._may_pause)
         per_block = self._decoding.layout.frames_per_block * self._decoding.frames.num_sampled
         return tuple(number * per_block for number in blocks)
 

@@ -283,7 +283,6 @@ class Server:
         self._device, self._sharing, self._rng = device, sharing, rng
         self.code2wav = Code2Wav(gpu, device, sharing, max_codes, rng)
         self.simulation = Simulation(self.code2wav, plan)
-        self._blocks_per_output = plan.blocks_per_output
         self.thinker = LanguageModel("thinker", gpu)
         self.talker = LanguageModel("talker", gpu)
         self._prompts: list[Request] = []
@@ -307,7 +306,8 @@ class Server:
             utterance.output.push([(0,)] * num_new)
 
         num_text = max(2, round(num_codes / CODES_PER_TEXT_TOKEN))
-        request = Request(num_text, num_codes, take, output_ends(self._blocks_per_output), asked_at)
+        ends = output_ends(self.simulation.scheduler.blocks_per_output(may_pause=False))
+        request = Request(num_text, num_codes, take, ends, asked_at)
         await asyncio.sleep(self._device.network_s)
         self._unprepared += 1
         async with self._accepting:

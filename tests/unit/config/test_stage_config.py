@@ -154,12 +154,13 @@ def test_windows_for_one_busy_time_need_no_list() -> None:
     assert none.busy == ()
 
 
-def test_frames_are_sent_as_windows_need_them_or_in_blocks_if_windows_depend_on_other_streams() -> None:
-    assert ChunkPlan(new_blocks=(1, 2, 4), future_blocks=2).blocks_per_output == (3, 2, 4)
-    assert ChunkPlan(new_blocks=(3,), future_blocks=1).blocks_per_output == (4, 3)
+def test_frames_are_sent_as_windows_need_them_or_in_blocks_if_windows_are_not_known_before() -> None:
+    assert ChunkPlan(new_blocks=(1, 2, 4), future_blocks=2).blocks_per_output(may_pause=False) == (3, 2, 4)
+    assert ChunkPlan(new_blocks=(3,), future_blocks=1).blocks_per_output(may_pause=False) == (4, 3)
     busy = (BusyChunks(min_streams=8, new_blocks=(4,)),)
-    assert ChunkPlan(new_blocks=(1, 2, 4), busy=busy).blocks_per_output == (1,)
-    assert ChunkPlan(mode="whole").blocks_per_output == (1,)
+    assert ChunkPlan(new_blocks=(1, 2, 4), busy=busy).blocks_per_output(may_pause=False) == (1,)
+    assert ChunkPlan(mode="whole").blocks_per_output(may_pause=False) == (1,)
+    assert ChunkPlan(new_blocks=(1, 2, 4)).blocks_per_output(may_pause=True) == (1,)
 
 
 def test_the_longest_window_is_what_the_plan_can_cut() -> None:
