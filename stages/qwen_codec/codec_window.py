@@ -23,12 +23,14 @@ class CodecWindow(EncodedWindow, frozen=True):
     """The speech ends with this window, so its state is not needed any more."""
     past: bytes
     """Codes of the frames before `first_frame`, in the order of the prompt, little-endian int16: all frames,
-    or the last `Code2WavLayout.context_frames`. They are used only if the state is missing, because other
-    streams needed its memory or the computation of the previous window failed.
+    or the last `Code2WavLayout.context_frames`. They are used only if the state is missing: the stream
+    begins after them, other streams needed its memory, or the computation of the previous window failed.
 
     They are in every window, although few need them: otherwise code2wav would have to report the missing
     state, and the server to send the window again. 578 frames of 16 codes, as many as the published
     checkpoint needs, have 18 kB, as much as 2.4 frames of audio on the way back."""
+    is_first: bool = False
+    """The stream begins with this window. If it has a past, others may begin with the same one."""
 
     def validate(self, num_tokens: int, *, num_codebooks: int, context_frames: int) -> None:
         """Check the metadata against a prompt of `num_tokens`. Raises `ValueError`, which names the wrong

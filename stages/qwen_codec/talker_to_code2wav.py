@@ -38,7 +38,13 @@ class TalkerToCode2Wav(ChunkedEdge):
     def _request(self, window: Window[Frame]) -> DecoderWindow:
         frames, layout = window.frames, self._layout
         first_frame = self._num_past + window.first_frame
-        told = CodecWindow(self._stream, first_frame, window.is_last, b"".join(self._past))
+        told = CodecWindow(
+            self._stream,
+            first_frame,
+            window.is_last,
+            b"".join(self._past),
+            is_first=window.first_frame == 0,
+        )
         self._past.extend(map(encode_frame, frames))
         first_sample = layout.first_sample(window.first_frame)
         return DecoderWindow(

@@ -9,7 +9,7 @@ the network is causal, and the state ends with the new frames. What a step needs
 the device, so the network can be recorded as a CUDA graph per shape.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +51,13 @@ class StreamState:
                 f"code2wav has no room for the state of {num_slots} streams, {size_gb:.1f} GB: raise its "
                 "gpu_memory_utilization, or lower its max_streams"
             ) from None
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy slots, each source to the target at the same place; no target is given twice."""
+        device = next(iter(self.of_layer.values())).device
+        source, target = torch.tensor((sources, targets), device=device)
+        for memory in self.of_layer.values():
+            memory[target] = memory[source]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,11 @@ class WindowJob:
     past: torch.Tensor
     """The frames of `CodecWindow.past`, int64 [num_past_frames, codebooks]."""
 
+    @property
+    def past_frames(self) -> range:
+        """The absolute indices of `past`."""
+        return range(self.window.first_frame - len(self.past), self.window.first_frame)
+
 
 @dataclass
 class _Track:
@@ -58,9 +63,9 @@ class StreamDecoder:
         windows = [job.window for job in jobs]
         places = self.streams.enter(windows)
         try:
+            self._begin_with_pasts(jobs, places)
             tracks = [_track(job, place) for job, place in zip(jobs, places, strict=True)]
-            while unfinished := [track for track in tracks if track.next_frames]:
-                self._compute_longest(unfinished)
+            self._finish(tracks)
             waveforms = [torch.cat(track.samples) for track in tracks]
             # One copy for all.
             on_host = torch.cat(waveforms).cpu()
@@ -69,6 +74,22 @@ class StreamDecoder:
             raise
         self.streams.leave(windows, places, [track.seen for track in tracks])
         return list(on_host.split([len(waveform) for waveform in waveforms]))
+
+    def _begin_with_pasts(self, jobs: Sequence[WindowJob], places: Sequence[Place]) -> None:
+        """Compute each new past once, and copy the state that pasts leave to the windows' slots."""
+        begins = [
+            (job, place.slot, place.past) for job, place in zip(jobs, places, strict=True) if place.past
+        ]
+        new = {past.slot: job for job, _, past in begins if not past.is_computed}
+        self._finish(
+            [_Track(slot, job.past, len(job.past), job.past_frames[:0]) for slot, job in new.items()]
+        )
+        if begins:
+            self._passes.state.copy([past.slot for _, _, past in begins], [slot for _, slot, _ in begins])
+
+    def _finish(self, tracks: Sequence[_Track]) -> None:
+        while unfinished := [track for track in tracks if track.next_frames]:
+            self._compute_longest(unfinished)
 
     def _compute_longest(self, tracks: Sequence[_Track]) -> None:
         """Compute the next frames of the longest tracks in one pass; if it pads, of as many as it takes."""
@@ -94,7 +115,7 @@ class StreamDecoder:
 
 
 def _track(job: WindowJob, place: Place) -> _Track:
-    if place.seen is not None:
-        return _Track(place.slot, job.codes, 0, place.seen)
-    begin = job.window.first_frame - len(job.past)
-    return _Track(place.slot, torch.cat((job.past, job.codes)), len(job.past), range(begin, begin))
+    seen = place.seen if place.past is None else job.past_frames
+    if seen is not None:
+        return _Track(place.slot, job.codes, 0, seen)
+    return _Track(place.slot, torch.cat((job.past, job.codes)), len(job.past), job.past_frames[:0])

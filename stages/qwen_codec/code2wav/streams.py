@@ -4,13 +4,30 @@ The number of slots is fixed. If none is free, a new stream takes the slot of th
 The last window of a stream frees its slot. A stream that ends without one, because its request was aborted,
 keeps its slot until others need it. So nothing grows, and with S slots and L live streams, a live stream
 loses its state only if more than S - L others have ended without a last window since its own latest window.
+
+The state that a past leaves is kept for other streams that begin with it, such as those of one cloned voice. It
+takes a slot as a new stream does, but no slot that a window of the same step needs, and new streams take the
+slots of pasts before those of streams. So only a past of the same step counts against S - L. It does take the
+slot of the least recently used stream, which was most likely aborted: else aborted streams would come to hold
+all slots, and no past could be kept any more.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from stages.qwen_codec.codec_window import CodecWindow
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a stream begins with."""
+
+    slot: int
+    """Of the state that the past leaves, shared by all windows that begin with it."""
+    is_computed: bool
+    """Otherwise the state must be computed before it is used."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +37,8 @@ class Place:
     slot: int
     seen: range | None
     """Absolute indices of the frames whose effect is in the slot's state; None if it is not the stream's."""
+    past: Past | None = None
+    """What the window's stream begins with; None if there is nothing or no slot for it, and in later windows."""
 
 
 class StreamTable:
@@ -28,7 +47,10 @@ class StreamTable:
     def __init__(self, num_slots: int) -> None:
         # Slot, and frames that its state has seen. In order of use, the least recently used first.
         self._states: OrderedDict[str, tuple[int, range]] = OrderedDict()
+        # The slots of kept pasts, by first frame behind them and codes, in the same order.
+        self._pasts: OrderedDict[tuple[int, bytes], int] = OrderedDict()
         self.free_slots = list(range(num_slots))
+        self._num_slots = num_slots
 
     def end_of(self, stream: str) -> int | None:
         """The first frame of the stream's next window, or None if the stream is unknown: it has not begun,
@@ -41,26 +63,42 @@ class StreamTable:
         use the slots. No two windows are of one stream, and there are no more of them than slots."""
         # Remove all before assigning the first slot: no window of this batch may lose its own.
         states = [self._states.pop(window.stream, None) for window in windows]
+        keys = {_key(window): None for window in windows if window.is_first and window.past}
+        kept = [(key, self._pasts.pop(key, None)) for key in islice(keys, self._num_slots - len(windows))]
+        pasts = {
+            key: Past(self._new_slot() if slot is None else slot, is_computed=slot is not None)
+            for key, slot in kept
+        }
         places = []
         for window, state in zip(windows, states, strict=True):
             slot, seen = (self._new_slot(), None) if state is None else state
             is_next = seen is not None and seen.stop == window.first_frame
-            places.append(Place(slot, seen if is_next else None))
+            places.append(Place(slot, seen if is_next else None, pasts.get(_key(window))))
         return places
 
     def leave(self, windows: Sequence[CodecWindow], places: Sequence[Place], seen: Sequence[range]) -> None:
-        """The windows have been computed, and the states have seen these frames."""
+        """The windows and pasts have been computed, and the windows' states have seen these frames."""
         for window, place, frames in zip(windows, places, seen, strict=True):
+            if place.past is not None:
+                self._pasts[_key(window)] = place.past.slot
             if window.is_last:
                 self.free_slots.append(place.slot)
             else:
                 self._states[window.stream] = (place.slot, frames)
 
     def abandon(self, places: Sequence[Place]) -> None:
-        """Drop the streams' state because computing the windows failed, maybe midway."""
+        """Drop the state of streams and their pasts because computing the windows failed, maybe midway."""
         self.free_slots.extend(place.slot for place in places)
+        self.free_slots.extend({place.past.slot for place in places if place.past is not None})
 
     def _new_slot(self) -> int:
         if self.free_slots:
             return self.free_slots.pop()
+        if self._pasts:
+            return self._pasts.popitem(last=False)[1]
         return self._states.popitem(last=False)[1][0]
+
+
+def _key(window: CodecWindow) -> tuple[int, bytes]:
+    """The state that a past leaves depends on its codes and on their positions."""
+    return window.first_frame, window.past

@@ -50,6 +50,7 @@ def test_windows_cover_all_frames_and_samples_once(ramp: tuple[int, ...], num_fr
     next_frame, next_sample, frames = 0, 0, frames_of(num_frames)
     for window in windows(plan_of(ramp, mode=mode), frames):
         assert told(window).first_frame == next_frame
+        assert told(window).is_first == (next_frame == 0)
         assert window.first_sample == next_sample
         size = len(window.token_ids) // 16
         assert window.num_computed == size
@@ -70,6 +71,14 @@ def test_code2wav_accepts_what_it_is_told(ramp: tuple[int, ...]) -> None:
         past = metadata.past_codes().reshape(-1, 16).tolist()
         first = max(0, metadata.first_frame - LAYOUT.context_frames)
         assert past == [list(frame) for frame in frames[first : metadata.first_frame]]
+
+
+def test_the_first_window_of_a_cloned_voice_begins_after_the_frames_of_the_voice() -> None:
+    voice = frames_of(5)
+    edge = TalkerToCode2Wav(plan_of((1,)), LAYOUT, voice="ada", noise_seed=0, past=voice)
+    first, second = map(told, [*edge.push(frames_of(2)), *edge.finish()])
+    assert [(window.first_frame, window.is_first) for window in (first, second)] == [(5, True), (6, False)]
+    assert first.past_codes().reshape(-1, 16).tolist() == [list(frame) for frame in voice]
 
 
 def test_windows_of_a_stream_have_one_name_and_streams_have_different_ones() -> None:

@@ -49,7 +49,8 @@ class Stream:
     def window(self, num_frames: int) -> CodecWindow:
         past = self.codes[max(0, self.done - self._context_frames) : self.done].tolist()
         is_last = num_frames >= self.num_left
-        return CodecWindow(self.name, self.done, is_last, b"".join(map(encode_frame, past)))
+        past_bytes = b"".join(map(encode_frame, past))
+        return CodecWindow(self.name, self.done, is_last, past_bytes, is_first=not self.samples)
 
     def job(self, num_frames: int) -> WindowJob:
         window = self.window(num_frames)

@@ -1,6 +1,7 @@
 """Passes recorded for fixed shapes, replayed on a CPU as a CUDA graph would, against eager passes and
 transformers' single pass."""
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -134,6 +135,24 @@ def test_no_pass_runs_eagerly(reference: Reference, monkeypatch: pytest.MonkeyPa
     for stream in streams:
         decode(graphs.decoder, stream, (5,))
     assert max(stream.error() for stream in streams) <= EXACT
+
+
+def test_what_two_streams_begin_with_is_computed_once(reference: Reference) -> None:
+    graphs = graphed(reference)
+    streams = [Stream(reference, 40, name) for name in "ab"]
+    num_passes = []
+    for stream in streams:
+        stream.done = 20
+        graphs.recorder.replayed.clear()
+        advance(graphs.decoder, (stream, 1))
+        num_passes.append(len(graphs.recorder.replayed))
+    num_past = min(20, layout_of(reference.config).context_frames)
+    assert num_passes == [1 + math.ceil(num_past / 8), 1]
+    for stream in streams:
+        decode(graphs.decoder, stream, (8,))
+    assert torch.equal(streams[0].streamed, streams[1].streamed)
+    expected = streams[0].single_pass[1920 * 20 - layout_of(reference.config).lead_samples :]
+    assert float((streams[0].streamed - expected).abs().max()) <= EXACT
 
 
 def test_results_outlive_later_passes(reference: Reference) -> None:
