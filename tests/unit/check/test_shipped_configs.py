@@ -198,7 +198,7 @@ def test_qwen3_omni_gets_the_largest_deployment_that_fits(folders: Folders) -> N
     assert [
         [stage.engine_args[CAPTURE_SIZE] for stage in config.stages.values() if isinstance(stage, ArStage)]
         for config in (on_two, on_one)
-    ] == [[2048, 512], [128, 128]]
+    ] == [[2048, 2048], [128, 128]]
     assert [stage.devices for stage in on_two.stages.values()] == [(0,), (1,), (1,)]
 
 

@@ -1,4 +1,4 @@
-"""Engine arguments of the code2wav stage."""
+"""Engine arguments of the stages."""
 
 import pickle
 from pathlib import Path
@@ -8,10 +8,11 @@ import pytest
 from transformers import PreTrainedConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
-from omni_server.config.stages import DiffusionStage
-from omni_server.engine.engine_args import diffusion_engine_args
+from omni_server.config.stages import ArStage, DiffusionStage
+from omni_server.engine.engine_args import ar_engine_args, diffusion_engine_args
 from omni_server.errors import ConfigError
 from omni_server.protocol.diffusion_config import DiffusionRuntimeConfig
+from omni_server.protocol.runtime_config import StageRuntimeConfig
 from stages.qwen2_5_omni.options import Code2WavStage, SolverConfig
 from stages.qwen_codec.options import Code2WavStage as Qwen3Code2WavStage
 
@@ -109,3 +110,49 @@ def test_the_fast_path_is_for_cuda_and_can_be_turned_off() -> None:
     assert arguments_of(platform="cuda")[1].is_fast
     assert not arguments_of(platform="cpu")[1].is_fast
     assert not arguments_of(platform="cuda", engine_args={"enforce_eager": True})[1].is_fast
+
+
+def graph_sizes_of(**engine_args: object) -> list[int] | None:
+    """The numbers of tokens of an autoregressive stage's steps that become CUDA graphs."""
+    stage = ArStage.model_validate(
+        {
+            "engine": "ar",
+            "model_stage": "thinker",
+            "max_model_len": 4096,
+            "max_num_seqs": 64,
+            "engine_args": engine_args,
+        }
+    )
+    arguments = ar_engine_args(
+        MODEL,
+        stage,
+        StageRuntimeConfig(str(MODEL)),
+        platform="cuda",
+        load_format="auto",
+        hf_overrides=None,
+    )
+    return arguments.cudagraph_capture_sizes
+
+
+@pytest.mark.parametrize("largest", [1, 64, 100, 512, 2048])
+def test_cuda_graphs_pad_decode_steps_by_less_than_eight_tokens_and_prompts_by_a_quarter(
+    largest: int,
+) -> None:
+    sizes = graph_sizes_of(max_cudagraph_capture_size=largest)
+    assert sizes is not None
+    assert (sizes[0], sizes[-1]) == (1, largest)
+    for num_tokens in range(1, largest + 1):
+        padding = next(size for size in sizes if size >= num_tokens) - num_tokens
+        assert padding < (8 if num_tokens <= 64 else max(8, num_tokens / 4))
+    assert len(sizes) <= 31
+
+
+def test_no_cuda_graph_is_larger_than_a_step() -> None:
+    assert ArStage.model_fields["max_num_batched_tokens"].default == 2048
+    assert graph_sizes_of(max_cudagraph_capture_size=8192) == graph_sizes_of(max_cudagraph_capture_size=2048)
+
+
+def test_the_sizes_of_cuda_graphs_can_be_given() -> None:
+    given = {"cudagraph_capture_sizes": [1, 5], "max_cudagraph_capture_size": 5}
+    assert graph_sizes_of(**given) == [1, 5]
+    assert graph_sizes_of() is None, "vLLM's own"
