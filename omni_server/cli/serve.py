@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import shlex
@@ -109,6 +110,9 @@ def _run(
         await pipeline.aclose()
 
     def on_ready(address: str) -> None:
+        # Requests leave little for the collector, and each of its searches stops all streams. With Python's
+        # 700, a burst of requests would start a fifth later.
+        gc.set_threshold(50_000)
         out(ready_message(address, started[0].model_info))
         if options.api.api_keys:
             out("This server needs a key: add -H 'Authorization: Bearer YOUR_KEY' to the command.\n")
