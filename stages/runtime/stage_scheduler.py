@@ -69,7 +69,6 @@ class StageScheduler(BatchingScheduler):
         config = stage_config(self.vllm_config)
         self._output_queue: SlabQueue | None = open_queue(config.output_queue)
         self._has_codes = config.num_predicted > 0
-        self._is_fed = config.is_fed
         self._feeds = FeedTracker(open_queues(config.input_queues))
         self._senders: dict[str, float] = {}  # position behind the last row that is sent
         self._held_since: dict[str, float] = {}
@@ -293,28 +292,4 @@ def _explain_refusals(outputs: dict[int, EngineCoreOutputs], grammars: dict[str,
 
 
 class AsyncStageScheduler(StageScheduler, AsyncScheduler):
-    """For engines with async scheduling (vLLM's default on CUDA).
-
-    Such an engine prepares the next step before it takes the results of the last one. A fed stage computes a
-    prompt faster than the host prepares a step, so first frames would wait: after a step with new requests,
-    there is nothing to schedule (`has_requests`) until its results have been taken.
-    """
-
-    _begun: SchedulerOutput | None = None
-    """A step with new requests whose results have not been taken."""
-
-    def has_requests(self) -> bool:
-        return self._begun is None and super().has_requests()
-
-    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        output = super().schedule(throttle_prefills)
-        if self._is_fed and output.scheduled_new_reqs:
-            self._begun = output
-        return output
-
-    def update_from_output(
-        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-    ) -> dict[int, EngineCoreOutputs]:
-        if scheduler_output is self._begun:
-            self._begun = None
-        return super().update_from_output(scheduler_output, model_runner_output)
+    """For engines with async scheduling (vLLM's default on CUDA)."""

@@ -396,36 +396,6 @@ def test_a_fed_request_does_not_run_ahead_of_its_rows(
     assert worker.schedule().num_scheduled_tokens == {"a": 1}
 
 
-def test_the_first_frames_of_new_requests_are_taken_before_the_next_step(
-    tmp_path: Path, shared: tuple[QueueSpec, SlabQueue]
-) -> None:
-    talker = make_scheduler(tmp_path, input_queue=shared[0], scheduler_class=AsyncStageScheduler)
-    worker, queue = Worker(talker), shared[1]
-    talker.add_request(fed("a", PROMPT))
-    talker.add_request(feed("a", rows(queue, 0, PROMPT + 3)))
-    first = worker.schedule()
-    assert not talker.has_requests()
-    worker.answer(first)
-    assert talker.has_requests()
-    second = worker.schedule()
-    assert second.num_scheduled_tokens == {"a": 1}
-    assert talker.has_requests(), "later steps overlap"
-    talker.add_request(fed("b", PROMPT))
-    talker.add_request(feed("b", rows(queue, 0, PROMPT)))
-    third = worker.schedule()
-    assert third.num_scheduled_tokens == {"a": 1, "b": PROMPT}
-    worker.answer(second)
-    assert not talker.has_requests()
-    worker.answer(third)
-    assert talker.has_requests()
-
-
-def test_a_thinker_prepares_the_next_step_beside_prompts(async_thinker: AnyScheduler) -> None:
-    async_thinker.add_request(sending("speech", 3))
-    Worker(async_thinker).schedule()
-    assert async_thinker.has_requests()
-
-
 def test_a_scheduler_without_our_config_refuses_to_start(tmp_path: Path) -> None:
     scheduler = make_scheduler(tmp_path)
     scheduler.vllm_config.additional_config = {}
