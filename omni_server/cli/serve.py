@@ -110,8 +110,8 @@ def _run(
         await pipeline.aclose()
 
     def on_ready(address: str) -> None:
-        # Requests leave little for the collector, and each of its searches stops all streams. With Python's
-        # 700, a burst of requests would start a fifth later.
+        # Requests leave little garbage, and each collection stops all streams. With Python's threshold of 700,
+        # collections took a fifth of the time in which a burst of requests starts (benchmarks/history.md).
         gc.set_threshold(50_000)
         out(ready_message(address, started[0].model_info))
         if options.api.api_keys:

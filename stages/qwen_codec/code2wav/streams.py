@@ -5,29 +5,27 @@ The last window of a stream frees its slot. A stream that ends without one, beca
 keeps its slot until others need it. So nothing grows, and with S slots and L live streams, a live stream
 loses its state only if more than S - L others have ended without a last window since its own latest window.
 
-The state that a past leaves is kept for other streams that begin with it, such as those of one cloned voice. It
-takes a slot as a new stream does, but no slot that a window of the same step needs, and new streams take the
-slots of pasts before those of streams. So only a past of the same step counts against S - L. It does take the
-slot of the least recently used stream, which was most likely aborted: else aborted streams would come to hold
-all slots, and no past could be kept any more.
+The state that a past leaves is kept for other streams that begin with it, such as those of one cloned voice.
+New streams take free slots, then those of pasts, then that of the least recently used stream. A new past does
+the same, but takes no slot that a window of its step needs: in a step, at most one stream per new past loses
+its state to it.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from stages.qwen_codec.codec_window import CodecWindow
 
 
 @dataclass(frozen=True)
-class Past:
-    """What a stream begins with."""
+class PastState:
+    """The state that a past leaves."""
 
     slot: int
-    """Of the state that the past leaves, shared by all windows that begin with it."""
+    """The same for all windows that begin with this past."""
     is_computed: bool
-    """Otherwise the state must be computed before it is used."""
+    """Otherwise it must be computed before it is used."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +35,8 @@ class Place:
     slot: int
     seen: range | None
     """Absolute indices of the frames whose effect is in the slot's state; None if it is not the stream's."""
-    past: Past | None = None
-    """What the window's stream begins with; None if there is nothing or no slot for it, and in later windows."""
+    past: PastState | None = None
+    """What the stream begins with; None if there is nothing or no slot for it, and in later windows."""
 
 
 class StreamTable:
@@ -63,24 +61,25 @@ class StreamTable:
         use the slots. No two windows are of one stream, and there are no more of them than slots."""
         # Remove all before assigning the first slot: no window of this batch may lose its own.
         states = [self._states.pop(window.stream, None) for window in windows]
-        keys = {_key(window): None for window in windows if window.is_first and window.past}
-        kept = [(key, self._pasts.pop(key, None)) for key in islice(keys, self._num_slots - len(windows))]
+        keys = [_key(window) for window in windows]
+        wanted = sorted(dict.fromkeys(filter(None, keys)), key=lambda key: key not in self._pasts)
+        kept = [(key, self._pasts.pop(key, None)) for key in wanted[: self._num_slots - len(windows)]]
         pasts = {
-            key: Past(self._new_slot() if slot is None else slot, is_computed=slot is not None)
+            key: PastState(self._new_slot() if slot is None else slot, is_computed=slot is not None)
             for key, slot in kept
         }
         places = []
-        for window, state in zip(windows, states, strict=True):
+        for window, key, state in zip(windows, keys, states, strict=True):
             slot, seen = (self._new_slot(), None) if state is None else state
             is_next = seen is not None and seen.stop == window.first_frame
-            places.append(Place(slot, seen if is_next else None, pasts.get(_key(window))))
+            places.append(Place(slot, seen if is_next else None, None if key is None else pasts.get(key)))
         return places
 
     def leave(self, windows: Sequence[CodecWindow], places: Sequence[Place], seen: Sequence[range]) -> None:
         """The windows and pasts have been computed, and the windows' states have seen these frames."""
         for window, place, frames in zip(windows, places, seen, strict=True):
-            if place.past is not None:
-                self._pasts[_key(window)] = place.past.slot
+            if place.past is not None and (key := _key(window)) is not None:
+                self._pasts[key] = place.past.slot
             if window.is_last:
                 self.free_slots.append(place.slot)
             else:
@@ -99,6 +98,6 @@ class StreamTable:
         return self._states.popitem(last=False)[1][0]
 
 
-def _key(window: CodecWindow) -> tuple[int, bytes]:
-    """The state that a past leaves depends on its codes and on their positions."""
-    return window.first_frame, window.past
+def _key(window: CodecWindow) -> tuple[int, bytes] | None:
+    """What the state depends on with which the window's stream begins; None if it begins with none."""
+    return (window.first_frame, window.past) if window.is_first and window.past else None

@@ -1,6 +1,6 @@
 """Slots: who has one, who finds its state, and who loses it."""
 
-from stages.qwen_codec.code2wav.streams import Past, Place, StreamTable
+from stages.qwen_codec.code2wav.streams import PastState, Place, StreamTable
 from stages.qwen_codec.codec_window import CodecWindow
 
 
@@ -71,10 +71,10 @@ def knows(streams: StreamTable, voice: str) -> bool:
 def test_streams_that_begin_with_the_same_past_share_its_slot() -> None:
     streams = StreamTable(4)
     [a] = step(streams, cloned("a", "Ada"))
-    assert a.past == Past(a.past.slot if a.past else -1, is_computed=False)
+    assert a.past == PastState(a.past.slot if a.past else -1, is_computed=False)
     b, c = step(streams, cloned("b", "Ada"), cloned("c", "Ada"))
     assert a.past is not None
-    assert b.past == c.past == Past(a.past.slot, is_computed=True)
+    assert b.past == c.past == PastState(a.past.slot, is_computed=True)
     assert not streams.free_slots
 
 
@@ -115,7 +115,7 @@ def test_a_new_stream_does_not_take_the_slot_of_the_past_that_it_begins_with() -
     [a] = step(streams, cloned("a", "Ada"))
     step(streams, window("b", 0))
     assert step(streams, cloned("c", "Ada")) == [
-        Place(a.slot, None, Past(a.past.slot if a.past else -1, is_computed=True))
+        Place(a.slot, None, PastState(a.past.slot if a.past else -1, is_computed=True))
     ]
     assert knows(streams, "Ada")
 
