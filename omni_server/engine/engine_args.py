@@ -76,7 +76,7 @@ def ar_engine_args(
 
 
 def graph_sizes(largest: int, max_num_seqs: int) -> list[int]:
-    """Returns the numbers of tokens of CUDA graphs, ascending.
+    """Returns the sizes of the CUDA graphs in tokens, ascending.
 
     Smaller steps are padded: by less than 8 tokens, or above `max_num_seqs` tokens by up to a quarter. vLLM's
     sizes are 16 apart: with 64 requests and 2048 tokens, 147 graphs instead of 31.

@@ -53,7 +53,7 @@ class StreamState:
             ) from None
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy slots, each source to the target at the same place; no target is given twice."""
+        """Copies each source slot to the target slot at the same index; all targets differ."""
         device = next(iter(self.of_layer.values())).device
         source, target = torch.tensor((sources, targets), device=device)
         for memory in self.of_layer.values():

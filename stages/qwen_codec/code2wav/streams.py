@@ -99,5 +99,5 @@ class StreamTable:
 
 
 def _key(window: CodecWindow) -> tuple[int, bytes] | None:
-    """What the state depends on with which the window's stream begins; None if it begins with none."""
+    """Identifies the state that the window's stream begins with; None if it begins with none."""
     return (window.first_frame, window.past) if window.is_first and window.past else None

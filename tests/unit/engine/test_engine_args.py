@@ -155,4 +155,6 @@ def test_no_cuda_graph_is_larger_than_a_step() -> None:
 def test_the_sizes_of_cuda_graphs_can_be_given() -> None:
     given = {"cudagraph_capture_sizes": [1, 5], "max_cudagraph_capture_size": 5}
     assert graph_sizes_of(**given) == [1, 5]
+    both = {"compilation_config": {"cudagraph_capture_sizes": [1, 5]}, "max_cudagraph_capture_size": 5}
+    assert graph_sizes_of(**both) is None, "vLLM takes them from one place only"
     assert graph_sizes_of() is None, "vLLM's own"
