@@ -34,7 +34,7 @@ from omni_server.orchestrator.request_run import RequestRun
 from omni_server.orchestrator.row_feeder import RowFeeder, TextRowFeeder
 from omni_server.orchestrator.speech_decoding import SpeechDecoding, speech_decoding
 from omni_server.orchestrator.speech_reader import SpeechReader
-from omni_server.orchestrator.speech_tasks import ArTask, AudioTask, TextOutput
+from omni_server.orchestrator.speech_tasks import SPOKEN_TOKENS_PER_OUTPUT, ArTask, AudioTask, TextOutput
 from omni_server.orchestrator.spoken_text import SpokenText
 from omni_server.orchestrator.text_source import TextSource, WrittenText, in_one_piece
 from omni_server.orchestrator.tool_grammar import turn_grammar
@@ -226,6 +226,8 @@ class Orchestrator:
         if plan.voice and (edge := self._config.edge_from(self._entry, Embeddings)) is not None:
             speaker = self._add_speaker(run, plan, edge.target, prompt, params, is_limited=is_limited)
         if is_text:
+            # A stop string cuts the text behind any token, and log-probabilities come with single tokens.
+            is_together = speaker is not None and not sampling.stop and params.logprobs is None
             text = TextOutput(
                 run,
                 self._entry,
@@ -234,6 +236,7 @@ class Orchestrator:
                 tool_parser=ToolParser(is_parallel=request.tools.is_parallel) if request.tools else None,
                 speaker=speaker,
                 written=written,
+                tokens_per_output=SPOKEN_TOKENS_PER_OUTPUT if is_together else (1,),
             )
         output = self._add_audio(run, plan, self._entry) or text
         assert output is not None

@@ -33,6 +33,10 @@ from omni_server.types import (
     ToolCallDelta,
 )
 
+SPOKEN_TOKENS_PER_OUTPUT = (1, 1, 2, 4)
+"""For a text whose tokens a talker speaks: it is ahead of its speech, and each output costs CPU time of the
+server process, which limits a server with several GPUs. The first tokens decide when first audio comes."""
+
 
 @dataclass(eq=False)
 class ArTask:
@@ -234,7 +238,6 @@ class AudioTask:
 class TextOutput:
     """Turns the tokens of a stage into text, and reports how much of it may be spoken."""
 
-    tokens_per_output: tuple[int, ...] = (1,)
     is_over = False
 
     def __init__(
@@ -247,6 +250,7 @@ class TextOutput:
         tool_parser: ToolParser | None = None,
         speaker: ArTask | None = None,
         written: WrittenText | None = None,
+        tokens_per_output: tuple[int, ...] = (1,),
     ) -> None:
         """`speaker` is the stage that receives the embeddings of the text. `spoken_text` is set if a stop
         string may cut text that would otherwise be spoken, or if text may turn out to be a tool call.
@@ -259,6 +263,7 @@ class TextOutput:
         self._speaker = speaker
         self._feeder = None if speaker is None else speaker.source
         self._written = written
+        self.tokens_per_output = tokens_per_output
         self._logprobs = ReleasedLogprobs()
         self._num_spoken_chars = 0
 

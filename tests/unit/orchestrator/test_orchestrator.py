@@ -137,6 +137,9 @@ class FakeEntry(FakeArStage):
         if self.refusal is not None:
             raise self.refusal
 
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
     async def render(self, prompt: Prompt, reply: str | None = None) -> RenderedPrompt:
         await self.gate.wait()
         self.rendered.append(prompt)
@@ -403,6 +406,25 @@ async def test_a_prompt_that_can_be_shortened_must_leave_room_for_the_default_li
 async def test_with_room_enough_the_stage_configs_limit_holds() -> None:
     pipeline = Pipeline(talker_defaults=SamplingDefaults(max_tokens=11))
     assert [params.max_tokens for params in await sampling_of(pipeline, request())] == [9, 11]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sizes"),
+    [
+        (request(), (1, 1, 2, 4)),
+        (replace(request(), sampling={"thinker": SamplingConfig(stop=("x",))}), (1,)),
+        (replace(request(), sampling={"thinker": SamplingConfig(logprobs=0)}), (1,)),
+        (request(speech=False), (1,)),
+    ],
+)
+async def test_later_tokens_of_a_spoken_text_come_together_unless_each_is_needed(
+    wanted: OmniRequest, sizes: tuple[int, ...]
+) -> None:
+    pipeline = Pipeline()
+    run = await submit(pipeline.orchestrator, wanted)
+    await settle()
+    assert pipeline.thinker.stream.tokens_per_output == sizes
+    await run.aclose()
 
 
 async def test_a_prompt_that_fills_the_talkers_context_is_refused() -> None:
