@@ -156,7 +156,7 @@ def test_a_kv_cache_whose_size_is_given_must_fit_its_share_as_well(
 def test_two_gpus_are_checked_each_by_itself(check: Check, seven_b: Path) -> None:
     words = ["--load-format", "dummy", "--stage-config", "qwen2_5_omni.2gpu"]
 
-    code, report = check(seven_b, *words, "--device-memory", "40G")
+    code, report = check(seven_b, *words, "--device-memory", "48G")
     assert code == 0
     assert [device["index"] for device in report["devices"]] == [0, 1]
 
@@ -164,9 +164,7 @@ def test_two_gpus_are_checked_each_by_itself(check: Check, seven_b: Path) -> Non
     assert code == 2
     first, second = errors(report)
     assert first.startswith("memory: device 0 has 21.5 GB")
-    assert second.startswith(
-        "memory: stages.code2wav.gpu_memory_utilization 0.2 is 4.3 GB of device 1; the stage needs 5.3 GB"
-    )
+    assert second.startswith("memory: device 1 has 21.5 GB")
 
 
 def test_without_a_stage_config_the_plan_for_the_size_is_printed_as_a_table(

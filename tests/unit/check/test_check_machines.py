@@ -58,13 +58,16 @@ def test_a_gpu_that_others_use_is_told(check: Check, seven_b: Path, with_gpus: C
     assert "gpu_memory_utilization of thinker, talker and code2wav" in error
 
 
-def test_a_gpu_that_is_not_there_is_told(check: Check, seven_b: Path, with_gpus: Callable[..., None]) -> None:
+def test_a_gpu_that_is_not_there_is_told(
+    check: Check, seven_b: Path, with_gpus: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_gpus(gpu(0))
+    monkeypatch.setattr(run, "shared_memory_free", lambda: 4 * GB)
 
     words = ["--load-format", "dummy", "--stage-config", "qwen2_5_omni.2gpu"]
     assert the_error(check(seven_b, *words)).startswith(
-        "memory: device 1, on which 'devices' puts talker and code2wav, is not there: this machine has 1 "
-        "GPU; "
+        "memory: device 1, on which 'devices' puts thinker, talker and code2wav, is not there: this machine "
+        "has 1 GPU; "
     )
 
 

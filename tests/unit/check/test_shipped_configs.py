@@ -34,14 +34,12 @@ FOUND_80, FOUND_141 = 79.1, 139.8
 """GiB that torch finds on an H100 with 80 GB and an H200 with 141 GB."""
 ON_GPUS = {
     "qwen2_5_omni": ("7b", [FOUND_80]),
-    "qwen2_5_omni.2gpu": ("7b", [39.5, 39.5]),
+    "qwen2_5_omni.2gpu": ("7b", [44.4, 44.4]),
     "qwen2_5_omni.4gpu": ("7b", [FOUND_80] * 4),
-    "qwen2_5_omni.8gpu": ("7b", [FOUND_80] * 8),
     "qwen3_omni": ("30b", [FOUND_141]),
     "qwen3_omni.80gb": ("30b", [FOUND_80]),
     "qwen3_omni.2gpu": ("30b", [FOUND_80, FOUND_80]),
     "qwen3_omni.4gpu": ("30b", [FOUND_80] * 4),
-    "qwen3_omni.8gpu": ("30b", [FOUND_80] * 8),
     "qwen3_tts": ("tts 1b7", [11.6]),
     "spoken_llm": ("llm 8b", [44.4]),
     "spoken_llm.2gpu": ("llm 8b", [23.6, 23.6]),

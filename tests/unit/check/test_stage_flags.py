@@ -19,7 +19,7 @@ def test_without_flags_the_config_stays_as_it_is(name: str) -> None:
     assert StageFlags().applied(config) == config
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen3_omni.8gpu", "qwen3_omni.demo-cpu"])
+@pytest.mark.parametrize("name", ["qwen2_5_omni", "qwen3_omni.4gpu", "qwen3_omni.demo-cpu"])
 def test_the_length_is_that_of_the_stage_that_reads_the_prompt(name: str) -> None:
     config = shipped(name)
     changed = StageFlags(max_model_len=1234).applied(config)
@@ -71,7 +71,7 @@ def test_on_a_cpu_ranks_need_no_devices() -> None:
     ("flags", "name", "message"),
     [
         (StageFlags(tensor_parallel_size=2), "qwen2_5_omni", r"'devices: \[0, 1\]', or others"),
-        (StageFlags(tensor_parallel_size=2), "qwen2_5_omni.8gpu", "needs 4 devices for the thinker"),
+        (StageFlags(tensor_parallel_size=2), "qwen2_5_omni.2gpu", "needs 4 devices for the thinker"),
         (StageFlags(tensor_parallel_size=2), "diffusers", "samples no tokens"),
         (StageFlags(max_model_len=9), "diffusers.demo-cpu", "samples no tokens"),
         (StageFlags(gpu_memory_utilization=0.5), "qwen2_5_omni.cpu", "kv_cache_memory_bytes"),

@@ -23,9 +23,8 @@ def config_of(name: str) -> StageConfig:
     ("name", "num_gpus", "num_cpus"),
     [
         ("qwen2_5_omni", 1, 4),
-        ("qwen2_5_omni.2gpu", 2, 5),
-        ("qwen2_5_omni.4gpu", 4, 8),
-        ("qwen3_omni.8gpu", 8, 11),
+        ("qwen2_5_omni.2gpu", 2, 7),
+        ("qwen3_omni.4gpu", 4, 6),
         ("qwen2_5_omni.demo-cpu", 0, 4),
     ],
 )
@@ -68,7 +67,7 @@ def test_autoscaling_aims_at_what_the_narrowest_stage_computes_at_a_time() -> No
     document["stages"]["code2wav"] |= {"max_num_seqs": 16}
     config = StageConfig.model_validate(document)
 
-    assert (config.stages["talker"].replicas, config.stages["code2wav"].replicas) == (2, 4)
+    assert (config.stages["talker"].replicas, config.stages["code2wav"].replicas) == (4, 4)
     assert concurrent_requests(config) == 64
 
 

@@ -36,7 +36,6 @@ CONFIGS = (
     "qwen3_omni.80gb",
     "qwen3_omni.2gpu",
     "qwen3_omni.4gpu",
-    "qwen3_omni.8gpu",
     "qwen3_omni.demo-cpu",
 )
 
