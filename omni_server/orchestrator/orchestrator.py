@@ -227,7 +227,8 @@ class Orchestrator:
             speaker = self._add_speaker(run, plan, edge.target, prompt, params, is_limited=is_limited)
         if is_text:
             # A stop string cuts the text behind any token, and log-probabilities come with single tokens.
-            is_together = speaker is not None and not sampling.stop and params.logprobs is None
+            crosses_as_ids = speaker is not None and isinstance(speaker.source, TextRowFeeder)
+            is_together = crosses_as_ids and not sampling.stop and params.logprobs is None
             text = TextOutput(
                 run,
                 self._entry,

@@ -33,9 +33,10 @@ from omni_server.types import (
     ToolCallDelta,
 )
 
-SPOKEN_TOKENS_PER_OUTPUT = (1, 1, 2, 4)
-"""For a text whose tokens a talker speaks: it is ahead of its speech, and each output costs CPU time of the
-server process, which limits a server with several GPUs. The first tokens decide when first audio comes."""
+SPOKEN_TOKENS_PER_OUTPUT = (1, 1, 1, 1, 2, 4)
+"""For a text that crosses to a talker as ids. Each output costs CPU time of the server process, which limits
+a server with several GPUs, and the talker speaks a token while the next ones are sampled. The first ones
+decide when first audio comes. A thinker that is preempted keeps what it has not sent."""
 
 
 @dataclass(eq=False)

@@ -23,7 +23,7 @@ from omni_server.errors import (
     OverloadedError,
     StageDeadError,
 )
-from omni_server.family import DiffusionPrompt, EmbeddingsPrompt, FamilyModel, PlaceholderIds
+from omni_server.family import DiffusionPrompt, EmbeddingsPrompt, FamilyModel, PlaceholderIds, TextRows
 from omni_server.family.codec import CodecLayout
 from omni_server.orchestrator.orchestrator import Orchestrator
 from omni_server.protocol.rows import (
@@ -409,17 +409,25 @@ async def test_with_room_enough_the_stage_configs_limit_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "sizes"),
+    ("wanted", "as_ids", "sizes"),
     [
-        (request(), (1, 1, 2, 4)),
-        (replace(request(), sampling={"thinker": SamplingConfig(stop=("x",))}), (1,)),
-        (replace(request(), sampling={"thinker": SamplingConfig(logprobs=0)}), (1,)),
-        (request(speech=False), (1,)),
+        (request(), True, (1, 1, 1, 1, 2, 4)),
+        (replace(request(), sampling={"thinker": SamplingConfig(stop=("x",))}), True, (1,)),
+        (replace(request(), sampling={"thinker": SamplingConfig(logprobs=0)}), True, (1,)),
+        (request(speech=False), True, (1,)),
+        (request(), False, (1,)),
     ],
 )
-async def test_later_tokens_of_a_spoken_text_come_together_unless_each_is_needed(
-    wanted: OmniRequest, sizes: tuple[int, ...]
+async def test_later_tokens_of_a_text_that_crosses_as_ids_come_together_unless_each_is_needed(
+    wanted: OmniRequest, *, as_ids: bool, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def with_ids(
+        family: FakeFamily, stage: str, source_ids: Sequence[int], *, voice: str
+    ) -> EmbeddingsPrompt:
+        return EmbeddingsPrompt((8, 8, 8), 3, TextRows((1, 2), (), (9,)))
+
+    if as_ids:
+        monkeypatch.setattr(FakeFamily, "embeddings_prompt", with_ids)
     pipeline = Pipeline()
     run = await submit(pipeline.orchestrator, wanted)
     await settle()

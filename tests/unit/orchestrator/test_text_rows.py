@@ -67,9 +67,9 @@ async def test_the_last_token_before_a_limit_is_spoken() -> None:
     stages, events = asked(text_rows=TEXT)
     await settle()
     stages.thinker.stream.send(100, text="a")
-    stages.thinker.stream.send(101, text="b", finish="length")
+    stages.thinker.stream.send(101, 102, text="bc", finish="length")
     await settle()
-    assert rows_of(stages.talker.stream.feeds) == [1, 2, 3, 100, 101]
+    assert rows_of(stages.talker.stream.feeds) == [1, 2, 3, 100, 101, 102]
     stages.talker.stream.send(1, 2, STOP_CODE, finish="stop")
     finished = (await events)[-1]
     assert isinstance(finished, Finished)

@@ -153,7 +153,7 @@ def fed(request_id: str, prompt_length: int, **kwargs: int) -> Request:
     return request(request_id, prompt_length, RowsInput(num_replaced=prompt_length), **kwargs)
 
 
-def sending(request_id: str, prompt_length: int, **kwargs: int) -> Request:
+def sending(request_id: str, prompt_length: int, **kwargs: Any) -> Request:
     """A thinker's request whose rows are wanted."""
     return request(request_id, prompt_length, RowsOutput(voice="Ada"), **kwargs)
 

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+from vllm.v1.engine import FinishReason
 from vllm.v1.request import RequestStatus
 
+from omni_server.protocol.runtime_config import QueueSpec
+from omni_server.transport.slab_queue import SlabQueue
 from stages.runtime.stage_scheduler import StageScheduler
-from tests.unit.stages.scheduling import Worker, make_scheduler, request
+from tests.unit.stages.scheduling import Worker, make_scheduler, request, sending
 
 
 @pytest.fixture
@@ -89,6 +92,29 @@ def test_an_abort_during_a_step_that_completes_a_block_sends_nothing(talker: Sta
     output = worker.schedule()
     talker.finish_requests("a", RequestStatus.FINISHED_ABORTED)
     assert worker.answer(output) == {}
+
+
+def test_rows_are_sent_at_once_with_the_tokens_that_were_kept_back(
+    thinker: StageScheduler, shared: tuple[QueueSpec, SlabQueue]
+) -> None:
+    worker = Worker(thinker, shared[1])
+    thinker.add_request(sending("a", 3, tokens_per_output=(3,)))
+    assert tokens_of_steps(worker, 1) == [None]
+    output = worker.answer(worker.schedule(), token=1, senders=frozenset({"a"}))["a"]
+    assert output.new_token_ids == [0, 1]
+    assert output.pooling_output is not None
+    assert worker.answer(worker.schedule(), token=2)["a"].new_token_ids == [2]
+    assert tokens_of_steps(worker, 3) == [None, None, [0, 1, 2]]
+
+
+def test_tokens_that_were_kept_back_end_with_the_corruption_of_a_later_step(talker: StageScheduler) -> None:
+    worker = Worker(talker)
+    talker.add_request(request("a", 3, None, tokens_per_output=(4,)))
+    assert tokens_of_steps(worker, 2) == [None, None]
+    output = worker.answer(worker.schedule(), num_nans={"a": 1})["a"]
+    assert output.new_token_ids == []
+    assert output.finish_reason == FinishReason.ERROR
+    assert tokens_of_steps(worker, 1) == [None]
 
 
 def test_blocks_survive_a_preemption(tmp_path: Path) -> None:
