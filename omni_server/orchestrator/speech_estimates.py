@@ -9,7 +9,8 @@ under load. While fewer windows are known, the average is their mean, so that a 
 restart is soon outweighed."""
 
 FORGET_S = 5.0
-"""Seconds without any window after which turnarounds are forgotten, because the load has changed."""
+"""Seconds without any window after which turnarounds are forgotten, because the load has changed. So they are
+when a stream begins beside fewer than half as many others."""
 
 NUM_DEVIATIONS = 2.5
 """Mean deviations of the turnaround that the buffer covers in addition to the expected values. A larger value
@@ -33,17 +34,23 @@ class TurnaroundEstimator:
         self._mean_frames = self._mean_s = self._frames_variance = self._covariance = self._miss_s = 0.0
         self._num_learned = 0
         self._learned_at = 0.0
+        self._mean_streams = 0.0
 
-    def learn(self, num_frames: int, seconds: float, now: float, *, is_first: bool = False) -> None:
-        """Adds a window whose result arrived at `now`.
+    def learn(
+        self, num_frames: int, seconds: float, now: float, *, num_streams: int, is_first: bool = False
+    ) -> None:
+        """Adds a window whose result arrived at `now`, when there were `num_streams` active streams.
 
         The margin ignores the first window of a stream (`is_first`). It has another deadline than the windows
         that the margin is for, and on a slow machine it competes with its own prompt."""
-        if now - self._learned_at > FORGET_S:
+        # Not at later windows: at the end of a burst, a few streams are left of many.
+        has_less_load = is_first and num_streams < self._mean_streams / 2
+        if now - self._learned_at > FORGET_S or has_less_load:
             self._num_learned, self._miss_s = 0, 0.0
         self._learned_at = now
         self._num_learned += 1
         weight = max(AVERAGE_WEIGHT, 1 / self._num_learned)
+        self._mean_streams += weight * (num_streams - self._mean_streams)
         frames, late_s = num_frames - self._mean_frames, seconds - self._mean_s
         self._mean_frames += weight * frames
         self._mean_s += weight * late_s

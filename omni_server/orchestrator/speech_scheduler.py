@@ -159,7 +159,9 @@ class PlayoutClock:
         self._scheduler.fairness.leave(self._caller, due)
         if due - sent_at <= FIRST_WINDOW_DUE_S:  # those due later give way to more urgent ones
             is_first = self._num_back == 0
-            self._scheduler.turnaround.learn(num_frames, now - sent_at, now, is_first=is_first)
+            self._scheduler.turnaround.learn(
+                num_frames, now - sent_at, now, num_streams=self._scheduler.num_streams, is_first=is_first
+            )
         self._num_back += 1
         if self.started_at is None:
             if self._held_since is None:

@@ -354,3 +354,16 @@ async def test_playback_has_no_gap_where_load_comes_from_one_stream_to_the_next(
     for number in range(3):
         loaded = await simulation.speak(f"loaded{number}", 300, code_s=0.024)
         assert loaded.stall_s <= 1e-6
+
+
+@in_virtual_time
+async def test_after_a_load_a_lone_stream_begins_as_early_as_before_it() -> None:
+    simulation = Simulation(SimulatedCode2Wav(step_s=0.02, code_s=0.0005))
+    before = [await simulation.speak(f"before{number}", 250, code_s=0.003) for number in range(4)]
+    for answer in range(3):
+        await asyncio.gather(
+            *(simulation.speak(f"load{number}-{answer}", 250, code_s=0.01) for number in range(32))
+        )
+    after = await simulation.speak("after", 250, code_s=0.003)
+    assert after.first_audio_s <= max(utterance.first_audio_s for utterance in before) + MIN_RECHECK_S
+    assert after.stall_s <= 1e-6
