@@ -9,8 +9,8 @@ under load. While fewer windows are known, the average is their mean, so that a 
 restart is soon outweighed."""
 
 FORGET_S = 5.0
-"""Seconds without any window after which turnarounds are forgotten, because the load has changed. So they are
-when a stream begins beside fewer than half as many others."""
+"""Seconds without any window after which turnarounds are forgotten, because the load has changed. They are
+also forgotten when a stream begins while fewer than half as many are active as when they were learned."""
 
 NUM_DEVIATIONS = 2.5
 """Mean deviations of the turnaround that the buffer covers in addition to the expected values. A larger value
