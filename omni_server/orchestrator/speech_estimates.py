@@ -3,14 +3,15 @@
 All times are seconds on one monotonic clock with an arbitrary origin.
 """
 
+import math
+
 AVERAGE_WEIGHT = 0.05
 """Weight of the newest value in the moving averages of turnarounds: they cover 20 windows, about a second
 under load. While fewer windows are known, the average is their mean, so that a slow first window after a
 restart is soon outweighed."""
 
 FORGET_S = 5.0
-"""Seconds without any window after which turnarounds are forgotten, because the load has changed. They are
-also forgotten when a stream begins while fewer than half as many are active as when they were learned."""
+"""Seconds without any window after which turnarounds are forgotten, because the load has changed."""
 
 NUM_DEVIATIONS = 2.5
 """Mean deviations of the turnaround that the buffer covers in addition to the expected values. A larger value
@@ -25,16 +26,18 @@ example, delays one stream and not the next one."""
 
 
 class TurnaroundEstimator:
-    """Estimates the turnaround of a window, in seconds from sending it to its result, from its frames.
+    """Estimates the turnaround of a window, in seconds from sending it to its result, from its frames and the
+    number of active streams.
 
     The estimate is a line over the number of frames, fitted by exponentially weighted least squares. The
-    slope is steep where the decoder is slow, and flat where windows mostly wait for each other."""
+    slope is steep where the decoder is slow, and flat where windows mostly wait for each other. The line is
+    for one stream; with more, the steps of the decoder have more windows, and take longer by about the square
+    root of their number (benchmarks/scheduler.md). So a change of load is known at once."""
 
     def __init__(self) -> None:
         self._mean_frames = self._mean_s = self._frames_variance = self._covariance = self._miss_s = 0.0
         self._num_learned = 0
         self._learned_at = 0.0
-        self._mean_streams = 0.0
 
     def learn(
         self, num_frames: int, seconds: float, now: float, *, num_streams: int, is_first: bool = False
@@ -43,34 +46,31 @@ class TurnaroundEstimator:
 
         The margin ignores the first window of a stream (`is_first`). It has another deadline than the windows
         that the margin is for, and on a slow machine it competes with its own prompt."""
-        # Not at later windows: at the end of a burst, a few streams are left of many.
-        has_less_load = is_first and num_streams < self._mean_streams / 2
-        if now - self._learned_at > FORGET_S or has_less_load:
+        seconds /= math.sqrt(num_streams)
+        if now - self._learned_at > FORGET_S:
             self._num_learned, self._miss_s = 0, 0.0
         self._learned_at = now
         self._num_learned += 1
         weight = max(AVERAGE_WEIGHT, 1 / self._num_learned)
-        self._mean_streams += weight * (num_streams - self._mean_streams)
         frames, late_s = num_frames - self._mean_frames, seconds - self._mean_s
         self._mean_frames += weight * frames
         self._mean_s += weight * late_s
         self._frames_variance = (1 - weight) * (self._frames_variance + weight * frames * frames)
         self._covariance = (1 - weight) * (self._covariance + weight * frames * late_s)
         if not is_first:
-            self._miss_s += weight * (abs(seconds - self.expected_s(num_frames)) - self._miss_s)
+            self._miss_s += weight * (abs(seconds - self.expected_s(num_frames, 1)) - self._miss_s)
 
-    @property
-    def margin_s(self) -> float:
+    def margin_s(self, num_streams: int) -> float:
         """`NUM_DEVIATIONS` mean deviations from the line."""
-        return NUM_DEVIATIONS * self._miss_s
+        return NUM_DEVIATIONS * self._miss_s * math.sqrt(num_streams)
 
-    def expected_s(self, num_frames: int) -> float:
+    def expected_s(self, num_frames: int, num_streams: int) -> float:
         """Returns 0 if no turnaround is known."""
         if not self._num_learned:
             return 0.0
         slope = max(0.0, self._covariance / self._frames_variance) if self._frames_variance else 0.0
         slope = min(slope, self._mean_s / self._mean_frames)
-        return self._mean_s + slope * (num_frames - self._mean_frames)
+        return (self._mean_s + slope * (num_frames - self._mean_frames)) * math.sqrt(num_streams)
 
 
 class CodecRateEstimator:

@@ -209,6 +209,8 @@ class PlayoutClock:
         if self.ramp is None:
             return 0.0
         turnaround, rates = self._scheduler.turnaround, self._scheduler.rates
+        num_streams = self._scheduler.num_streams
+        margin_s = turnaround.margin_s(num_streams)
         per_block, slowness = self._scheduler.frames_per_block, self._slowness()
         made = self._num_frames / per_block
         # If the next output is overdue, it is not expected to catch up.
@@ -229,8 +231,8 @@ class PlayoutClock:
                     sent_at = max(back, frames_at)
                 else:
                     sent_at = back
-            back = max(now, sent_at + turnaround.expected_s(self.ramp.computed_frames(number)))
-            missing_s = max(missing_s, back + turnaround.margin_s - now - self.ramp.start_s(number))
+            back = max(now, sent_at + turnaround.expected_s(self.ramp.computed_frames(number), num_streams))
+            missing_s = max(missing_s, back + margin_s - now - self.ramp.start_s(number))
         raise AssertionError("a stream has an end")
 
     def _is_expected(self, number: int) -> bool:

@@ -35,8 +35,8 @@ from omni_server.types import (
 
 SPOKEN_TOKENS_PER_OUTPUT = (1, 1, 1, 1, 2, 4)
 """For a text that crosses to a talker as ids. Each output costs CPU time of the server process, which limits
-a server with several GPUs, and the talker speaks a token while the next ones are sampled. The first ones
-decide when first audio comes. A thinker that is preempted keeps what it has not sent."""
+a server with several GPUs, and the talker speaks a token while the next ones are sampled. The first four come
+alone, because they decide when first audio comes."""
 
 
 @dataclass(eq=False)

@@ -211,9 +211,9 @@ async def test_a_stream_is_not_held_for_frames_that_its_talker_sends_with_the_ne
     """Blocks of 0.24 s take 0.1 s, windows 0.3 s. The second window is back 0.4 s after the first one,
     which has 0.48 s of audio. It would be late if a frame of it were overdue."""
     plan = ChunkPlan(new_blocks=(2, 4), future_blocks=0)
-    with ExitStack() as stack:
-        scheduler = SpeechScheduler(plan, LAYOUT, PendingStreams(), clock=clock)
-        for _ in range(2):
+    scheduler = SpeechScheduler(plan, LAYOUT, PendingStreams(), clock=clock)
+    for _ in range(2):
+        with ExitStack() as stack:
             stream = Listener(scheduler, stack, plan=plan)
             stream.buffer.push(BLOCK * 2)
             stream.send_window()
@@ -226,7 +226,7 @@ async def test_a_stream_is_not_held_for_frames_that_its_talker_sends_with_the_ne
             await asyncio.sleep(0.3)
             stream.buffer.window_completed(48)
             stream.buffer.finish()
-        assert stream.heard_at == [came_back_at]
+    assert stream.heard_at == [came_back_at]
 
 
 @pytest.mark.parametrize("may_pause", [False, True])
@@ -359,11 +359,12 @@ async def test_playback_has_no_gap_where_load_comes_from_one_stream_to_the_next(
 @in_virtual_time
 async def test_after_a_load_a_lone_stream_begins_as_early_as_before_it() -> None:
     simulation = Simulation(SimulatedCode2Wav(step_s=0.02, code_s=0.0005))
-    before = [await simulation.speak(f"before{number}", 250, code_s=0.003) for number in range(4)]
+    for number in range(4):
+        before = await simulation.speak(f"before{number}", 250, code_s=0.003)
     for answer in range(3):
         await asyncio.gather(
             *(simulation.speak(f"load{number}-{answer}", 250, code_s=0.01) for number in range(32))
         )
     after = await simulation.speak("after", 250, code_s=0.003)
-    assert after.first_audio_s <= max(utterance.first_audio_s for utterance in before) + MIN_RECHECK_S
+    assert after.first_audio_s <= before.first_audio_s + MIN_RECHECK_S
     assert after.stall_s <= 1e-6
