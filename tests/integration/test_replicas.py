@@ -114,6 +114,8 @@ def test_a_killed_replica_fails_its_own_requests_and_comes_back(
         # Until all have codes.
         await until(lambda: loads(live)["code2wav/0"] == loads(live)["code2wav/1"] == 2)
         os.kill(pid, signal.SIGKILL)
+        # One of its requests may have two seconds already, and would leave before it learns of the kill.
+        await until(lambda: sum(task.done() for task in speaking) == 2)
         may_leave.set()
         answers = await asyncio.gather(*speaking, return_exceptions=True)
         at_once = await collect(live.omni, again(wanted[0]))
